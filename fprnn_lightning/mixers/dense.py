@@ -1,0 +1,67 @@
+"""The dense mixer: the fixed point solved exactly, one time step after another, with the full gradient through time.
+
+Given the state before it, every term of token t is known, and its fixed point is a linear system. With the core's pass
+over one token written as y = offset + gain * mixed, and mixed = w + (I - Q)(y - w),
+
+    y_t = w_t + M_t^-1 ( offset_t + (gain_t - 1) * w_t ),    M_t = I - diag(gain_t) (I - Q_t),
+
+which for FP-RNN's core is y_t = w_t + M_t^-1 ( lambda_t * (y_{t-1} - w_t) ). The channel mixer solves it in closed form.
+
+Source: derived from Fixed-Point RNNs (arXiv 2503.10799), equations 3-8.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fprnn_lightning.channel_mixers import ChannelMixer
+from fprnn_lightning.channel_mixers.householder import Householder
+from fprnn_lightning.cores import Core
+from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
+from fprnn_lightning.mixers.dense_recurrence import DenseRecurrence
+from fprnn_lightning.mixers.recurrent import RecurrentMixer, StateDependence
+
+
+class DenseMixer(RecurrentMixer):
+    """A dense RNN: the fixed point solved exactly, token by token.
+
+    Args:
+        width: channels of the input and of the output.
+        expand: channels D of the core per channel of `width`.
+        core: makes the core from D.
+        channel_mixer: makes the channel mixer from D.
+        dependence: which terms read the previous state.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        expand: float = 2.0,
+        core: Callable[[int], Core] = GatedDiagonal,
+        channel_mixer: Callable[[int], ChannelMixer] = Householder,
+        dependence: StateDependence = StateDependence(),
+        fused: bool = True,
+    ) -> None:
+        super().__init__(width, expand, core, channel_mixer, dependence)
+        self.fused = fused
+
+    def states(self, x: Tensor, raw: Tensor) -> Tensor:
+        if self._kernels_fit(x):
+            return DenseRecurrence.apply(
+                raw, x, self.terms.feedback_weight(), self.channel_mixer.rank, self.dependence.normalise
+            )
+        y, states = self.initial_state(len(x)).to(x.dtype), []
+        for x_t, raw_t in zip(x.unbind(1), raw.unbind(1), strict=True):
+            y = self.next_state(x_t, raw_t, y)
+            states.append(y)
+        return torch.stack(states, 1)
+
+    def _kernels_fit(self, x: Tensor) -> bool:
+        pair = type(self.core) is GatedDiagonal and type(self.channel_mixer) is Householder
+        return pair and self.fused and x.device.type == "cpu"
+
+    def next_state(self, x: Tensor, raw: Tensor, state: Tensor) -> Tensor:
+        gates, q = self.gates_and_mixing(x, raw, self.normalise(state))
+        offset, gain = self.core.token_pass(gates, state)
+        return gates.value + self.channel_mixer.solve(q, gain, offset + (gain - 1) * gates.value)

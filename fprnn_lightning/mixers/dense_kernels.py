@@ -1,0 +1,197 @@
+"""numba kernels of the dense recurrence: all of one time step but its matrix product, for FP-RNN's core and Householder.
+
+Per sequence, with u_r = silu(n_r) / |silu(n_r)|, alpha and lambda the sigmoids of their raw terms, b raw, g = 1 - lambda:
+
+    w = (1 + b) * x,   v = lambda * (y_{t-1} - w),   y_t = w + e,   e = v + g * U c,   c = K^-1 (alpha * U^T v),   s_t = y_t / rms(y_t)
+
+with K of `channel_mixers/householder.py`; c_r = alpha_r u_r^T e_r are also the strengths by which the reflections act on
+e, from the last to the first: (I - Q) e = U c. The backward step solves the transposed system for z = M^-T dy and then
+differentiates p^T (I - Q) e, p = g * z, reflection by reflection. Raw terms lie as [decay D | directions R D | strengths R | input D].
+"""
+
+import numpy as np
+from numba import njit, prange
+
+# Reassociation lets sums be vectorised; NaN and infinity keep their meaning, so that divergence is seen.
+_FAST = {"reassoc", "contract", "arcp", "nsz"}
+
+
+@njit(fastmath=_FAST, cache=True)
+def _solve_small(matrix, right):
+    """Solves matrix @ solution = right in place of `right`, by elimination with pivoting: (R, R), (R,)."""
+    size = right.shape[0]
+    for i in range(size):
+        pivot = i
+        for j in range(i + 1, size):
+            if abs(matrix[j, i]) > abs(matrix[pivot, i]):
+                pivot = j
+        if pivot != i:
+            for k in range(size):
+                matrix[i, k], matrix[pivot, k] = matrix[pivot, k], matrix[i, k]
+            right[i], right[pivot] = right[pivot], right[i]
+        for j in range(i + 1, size):
+            ratio = matrix[j, i] / matrix[i, i]
+            for k in range(i, size):
+                matrix[j, k] -= ratio * matrix[i, k]
+            right[j] -= ratio * right[i]
+    for i in range(size - 1, -1, -1):
+        for k in range(i + 1, size):
+            right[i] -= matrix[i, k] * right[k]
+        right[i] /= matrix[i, i]
+
+
+@njit(fastmath=_FAST, cache=True)
+def _directions(raw, gate, rank, u, inverse_norm):
+    """Fills u (R, D) with unit directions and inverse_norm (R,), from one token's raw terms and their sigmoids."""
+    channels = u.shape[1]
+    for r in range(rank):
+        start = channels * (1 + r)
+        square = raw[0] * 0
+        for d in range(channels):
+            n = raw[start + d] * gate[start + d]
+            u[r, d] = n
+            square += n * n
+        inverse_norm[r] = 1 / max(np.sqrt(square), 1e-6)
+        for d in range(channels):
+            u[r, d] *= inverse_norm[r]
+
+
+@njit(fastmath=_FAST, cache=True)
+def _kernel_matrix(u, gate, strengths, kernel):
+    """Fills kernel (R, R) with K = I + diag(alpha) (striu(U^T U) - U^T diag(g) U)."""
+    rank, channels = u.shape
+    for i in range(rank):
+        for j in range(rank):
+            plain, gained = u[0, 0] * 0, u[0, 0] * 0
+            for d in range(channels):
+                product = u[i, d] * u[j, d]
+                plain += product
+                gained += product * (1 - gate[d])
+            kernel[i, j] = strengths[i] * ((plain if j > i else plain * 0) - gained)
+        kernel[i, i] += 1
+
+
+@njit(parallel=True, fastmath=_FAST, cache=True)
+def forward_step(t, rank, normalise, epsilon, raw, gate, x, y, s):
+    """Fills y[:, t] and s[:, t] (B, T, D) from raw terms (B, T, K), their sigmoids without input's, and x (B, T, D)."""
+    batch, _, channels = x.shape
+    for b in prange(batch):
+        u = np.empty((rank, channels), x.dtype)
+        inverse_norm = np.empty(rank, x.dtype)
+        kernel = np.empty((rank, rank), x.dtype)
+        c = np.empty(rank, x.dtype)
+        v = np.empty(channels, x.dtype)
+        decay, value = gate[b, t], raw[b, t, -channels:]
+        strengths = gate[b, t, -rank:]
+        _directions(raw[b, t], decay, rank, u, inverse_norm)
+        for d in range(channels):
+            w = (1 + value[d]) * x[b, t, d]
+            before = y[b, t - 1, d] if t > 0 else w * 0
+            v[d] = decay[d] * (before - w)
+        for r in range(rank):
+            dot = v[0] * 0
+            for d in range(channels):
+                dot += u[r, d] * v[d]
+            c[r] = strengths[r] * dot
+        _kernel_matrix(u, decay, strengths, kernel)
+        _solve_small(kernel, c)
+        for r in range(rank):
+            for d in range(channels):
+                v[d] += (1 - decay[d]) * u[r, d] * c[r]
+        square = v[0] * 0
+        for d in range(channels):
+            new = (1 + value[d]) * x[b, t, d] + v[d]
+            y[b, t, d] = new
+            square += new * new
+        if normalise:
+            inverse = 1 / np.sqrt(square / channels + epsilon)
+            for d in range(channels):
+                s[b, t, d] = y[b, t, d] * inverse
+
+
+@njit(parallel=True, fastmath=_FAST, cache=True)
+def backward_step(t, rank, normalise, epsilon, raw, gate, x, y, s, grad_y, grad_s, carry, grad_raw, grad_x):
+    """Fills grad_raw[:, t] and grad_x[:, t], and turns `carry` (B, D), dy_t from later steps, into that of y_{t-1}.
+
+    grad_y (B, T, D) is what comes from outside, grad_s (B, D) what the next step's gates say of s_t.
+    """
+    batch, _, channels = x.shape
+    for b in prange(batch):
+        u = np.empty((rank, channels), x.dtype)
+        inverse_norm = np.empty(rank, x.dtype)
+        kernel = np.empty((rank, rank), x.dtype)
+        c = np.empty(rank, x.dtype)
+        z = np.empty(channels, x.dtype)
+        e = np.empty(channels, x.dtype)
+        p = np.empty(channels, x.dtype)
+        q = np.zeros(channels, x.dtype)
+        decay, value = gate[b, t], raw[b, t, -channels:]
+        strengths = gate[b, t, -rank:]
+        _directions(raw[b, t], decay, rank, u, inverse_norm)
+
+        # dy_t, with the gradient of s = y / sqrt(mean(y^2) + epsilon)
+        for d in range(channels):
+            z[d] = grad_y[b, t, d] + carry[b, d]
+        if normalise:
+            square, dot = z[0] * 0, z[0] * 0
+            for d in range(channels):
+                square += y[b, t, d] * y[b, t, d]
+                dot += s[b, t, d] * grad_s[b, d]
+            inverse = 1 / np.sqrt(square / channels + epsilon)
+            for d in range(channels):
+                z[d] += inverse * (grad_s[b, d] - s[b, t, d] * dot / channels)
+        else:
+            for d in range(channels):
+                z[d] += grad_s[b, d]
+        for d in range(channels):
+            grad_x[b, t, d] = z[d]  # kept there until dw = dy - lambda * z below
+
+        # z = M^-T dy = dy + U (alpha * K^-T U^T (g * dy))
+        _kernel_matrix(u, decay, strengths, kernel)
+        for r in range(rank):
+            dot = z[0] * 0
+            for d in range(channels):
+                dot += u[r, d] * (1 - decay[d]) * z[d]
+            c[r] = dot
+        _solve_small(kernel.T.copy(), c)
+        for r in range(rank):
+            for d in range(channels):
+                z[d] += u[r, d] * strengths[r] * c[r]
+
+        # e = y - w and q = (I - Q) e, whose reflections act from the last to the first
+        for d in range(channels):
+            e[d] = y[b, t, d] - (1 + value[d]) * x[b, t, d]
+            p[d] = (1 - decay[d]) * z[d]
+        for r in range(rank - 1, -1, -1):
+            dot = z[0] * 0
+            for d in range(channels):
+                dot += u[r, d] * e[d]
+            c[r] = dot  # u_r^T e_r
+            for d in range(channels):
+                q[d] += strengths[r] * dot * u[r, d]
+                e[d] -= strengths[r] * dot * u[r, d]
+
+        # p^T (I - Q) e by its directions and strengths; e_r and p_r are what the other reflections have left
+        for r in range(rank):
+            start = channels * (1 + r)
+            alpha, e_dot, p_dot = strengths[r], c[r], z[0] * 0
+            for d in range(channels):
+                e[d] += alpha * e_dot * u[r, d]
+                p_dot += u[r, d] * p[d]
+            along = 2 * alpha * e_dot * p_dot
+            for d in range(channels):
+                grad_u = alpha * (e_dot * p[d] + p_dot * e[d])
+                sigmoid = gate[b, t, start + d]
+                slope = sigmoid * (1 + raw[b, t, start + d] * (1 - sigmoid))
+                grad_raw[b, t, start + d] = (grad_u - along * u[r, d]) * inverse_norm[r] * slope
+                p[d] -= alpha * p_dot * u[r, d]
+            grad_raw[b, t, channels * (1 + rank) + r] = e_dot * p_dot * alpha * (1 - alpha)
+
+        for d in range(channels):
+            w = (1 + value[d]) * x[b, t, d]
+            before = y[b, t - 1, d] if t > 0 else w * 0
+            grad_raw[b, t, d] = z[d] * (before - w - q[d]) * decay[d] * (1 - decay[d])
+            carry[b, d] = decay[d] * z[d]
+            grad_w = grad_x[b, t, d] - carry[b, d]
+            grad_raw[b, t, channels * (1 + rank) + rank + d] = grad_w * x[b, t, d]
+            grad_x[b, t, d] = grad_w * (1 + value[d])

@@ -1,0 +1,31 @@
+"""The LSTM (Hochreiter and Schmidhuber 1997): the non-linear dense baseline that solves state-tracking tasks."""
+
+import torch
+from torch import Tensor, nn
+
+from fprnn_lightning.mixers.base import SequenceMixer, inner_width
+
+
+class LSTMMixer(SequenceMixer):
+    """One layer of torch's LSTM between no input and one output projection.
+
+    Args:
+        width: channels of the input and of the output.
+        expand: hidden channels per channel of `width`.
+    """
+
+    def __init__(self, width: int, expand: float = 2.0) -> None:
+        super().__init__(width)
+        self.lstm = nn.LSTM(width, inner_width(width, expand), batch_first=True)
+        self.output_projection = nn.Linear(self.lstm.hidden_size, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output_projection(self.lstm(x)[0])
+
+    def initial_state(self, batch: int) -> tuple[Tensor, Tensor]:
+        zeros = self.output_projection.weight.new_zeros(1, batch, self.lstm.hidden_size)
+        return zeros, torch.zeros_like(zeros)
+
+    def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        hidden, state = self.lstm(x[:, None], state)
+        return self.output_projection(hidden[:, 0]), state

@@ -1,0 +1,39 @@
+"""One layer of a model, pre-normalised and residual: x + mixer(norm(x)), then optionally x + mlp(norm(x))."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from fprnn_lightning.mixers.base import SequenceMixer, inner_width
+
+
+class Block(nn.Module):
+    """A sequence mixer, and an MLP if wanted, each on a normalised residual branch.
+
+    Args:
+        mixer: makes the sequence mixer from the width.
+        width: channels of the residual stream.
+        mlp_ratio: hidden channels of the MLP per channel of `width`; 0 leaves the MLP out.
+    """
+
+    def __init__(self, mixer: Callable[[int], SequenceMixer], width: int, mlp_ratio: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.mixer = mixer(width)
+        self.mlp = None
+        if mlp_ratio:
+            hidden = inner_width(width, mlp_ratio)
+            self.mlp = nn.Sequential(
+                nn.RMSNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width, bias=False)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._mlp_branch(x + self.mixer(self.norm(x)))
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        mixed, state = self.mixer.step(self.norm(x), state)
+        return self._mlp_branch(x + mixed), state
+
+    def _mlp_branch(self, x: Tensor) -> Tensor:
+        return x if self.mlp is None else x + self.mlp(x)

@@ -1,0 +1,68 @@
+"""Tokens to logits: embedding, a stack of blocks, a norm and a head; in parallel over time or one token at a time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fprnn_lightning.mixers.base import SequenceMixer
+from fprnn_lightning.model.block import Block
+
+
+class SequenceModel(nn.Module):
+    """A causal model of sequences over one vocabulary.
+
+    Args:
+        vocab_size: tokens and labels V.
+        mixer: makes one layer's sequence mixer from the width; called once per layer.
+        width: channels of the residual stream.
+        layers: number of blocks.
+        mlp_ratio: hidden channels of each block's MLP per channel of `width`; 0 leaves the MLPs out.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        mixer: Callable[[int], SequenceMixer],
+        width: int = 128,
+        layers: int = 1,
+        mlp_ratio: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if width < 1 or layers < 1:
+            raise ValueError(f"model has width {width} and {layers} layers, both must be at least 1")
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.blocks = nn.ModuleList(Block(mixer, width, mlp_ratio) for _ in range(layers))
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, vocab_size)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the label at every position: tokens (B, T) -> (B, T, V)."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    def initial_state(self, batch: int) -> list[Any]:
+        """The state of every layer before the first token of `batch` sequences."""
+        return [block.mixer.initial_state(batch) for block in self.blocks]
+
+    def step(self, tokens: Tensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
+        """One token of each sequence: tokens (B,) and the states so far -> logits (B, V) and the new states."""
+        x, new_states = self.embedding(tokens), []
+        for block, state in zip(self.blocks, states, strict=True):
+            x, state = block.step(x, state)
+            new_states.append(state)
+        return self.head(self.norm(x)), new_states
+
+    @torch.no_grad()
+    def generate(self, prompt: Tensor, length: int) -> Tensor:
+        """Continues prompts greedily in constant memory: prompt (B, T) -> the `length` tokens that follow (B, length)."""
+        states, generated = self.initial_state(len(prompt)), []
+        for tokens in prompt.unbind(1):
+            logits, states = self.step(tokens, states)
+        for _ in range(length):
+            generated.append(logits.argmax(-1))
+            logits, states = self.step(generated[-1], states)
+        return torch.stack(generated, 1)
