@@ -20,7 +20,9 @@ class LSTMMixer(SequenceMixer):
         self.output_projection = nn.Linear(self.lstm.hidden_size, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output_projection(self.lstm(x)[0])
+        with torch.autocast(x.device.type, enabled=False):  # the state is carried in full precision
+            hidden, _ = self.lstm(x.to(self.output_projection.weight.dtype))
+        return self.output_projection(hidden)
 
     def initial_state(self, batch: int) -> tuple[Tensor, Tensor]:
         zeros = self.output_projection.weight.new_zeros(1, batch, self.lstm.hidden_size)

@@ -1,0 +1,102 @@
+"""The loop and its solver on maps whose fixed point is known: f(y) = y at the end, at the rate the theory gives."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fprnn_lightning.solvers import Stopping, solve
+from fprnn_lightning.solvers.picard import Picard
+
+
+def _linear_maps(radius: float, batch: int = 6, channels: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    orthogonal = torch.linalg.qr(torch.randn(batch, channels, channels, dtype=torch.double))[0]
+    return radius * orthogonal, torch.randn(batch, channels, dtype=torch.double)
+
+
+def _apply(matrix: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (matrix @ y[..., None])[..., 0]
+
+
+def test_the_solution_is_a_fixed_point_and_says_how_it_got_there():
+    torch.manual_seed(0)
+    matrix, b = _linear_maps(0.5)
+    solution = solve(lambda y: _apply(matrix, y) + b, torch.zeros_like(b), Picard(), Stopping(1e-10, 1.0), 100)
+    torch.testing.assert_close(_apply(matrix, solution.value) + b, solution.value, rtol=1e-9, atol=1e-9)
+    assert solution.converged.all() and (solution.residual < 1e-10).all()
+    assert (solution.steps == solution.steps[0]).all() and 25 < solution.steps[0] < 45
+
+
+@given(radius=st.floats(0.1, 0.9), seed=st.integers(0, 999))
+@settings(max_examples=20, deadline=None)
+def test_the_error_falls_at_the_contraction_rate(radius, seed):
+    torch.manual_seed(seed)
+    matrix, b = _linear_maps(radius)
+    exact = torch.linalg.solve(torch.eye(5, dtype=torch.double) - matrix, b)
+    for iterations in (1, 4, 9):
+        value = solve(lambda y: _apply(matrix, y) + b, torch.zeros_like(b), Picard(), Stopping(0.0), iterations).value
+        error = (value - exact).norm(dim=1) / exact.norm(dim=1)
+        torch.testing.assert_close(error, torch.full_like(error, radius**iterations), rtol=1e-6, atol=1e-12)
+
+
+def test_the_cap_holds_and_a_failure_is_reported():
+    matrix, b = _linear_maps(1.5)
+    solution = solve(lambda y: _apply(matrix, y) + b, torch.zeros_like(b), Picard(factor=1.0), Stopping(1e-3), 7)
+    assert (solution.steps == 7).all() and not solution.converged.any()
+
+
+def test_no_iterations_return_the_initial_value():
+    y = torch.randn(3, 2)
+    solution = solve(lambda y: y + 1, y, Picard(), Stopping(), 0)
+    assert torch.equal(solution.value, y) and (solution.steps == 0).all() and not solution.converged.any()
+
+
+def test_independent_items_do_not_feel_their_neighbours():
+    torch.manual_seed(0)
+    matrix, b = _linear_maps(1.0)
+    matrix *= torch.linspace(0.1, 0.9, 6, dtype=torch.double)[:, None, None]
+
+    def run(rows):
+        return solve(
+            lambda y: _apply(matrix[rows], y) + b[rows],
+            torch.zeros_like(b[rows]), Picard(), Stopping(1e-4), 200, independent=True,
+        )  # fmt: skip
+
+    together, steps = run(slice(None)), []
+    for row in range(6):
+        alone = run(slice(row, row + 1))
+        assert torch.equal(alone.value[0], together.value[row]) and alone.residual[0] == together.residual[row]
+        steps.append(alone.steps.item())
+    assert together.steps.tolist() == steps and steps == sorted(steps) and steps[0] < steps[-1]
+
+
+def test_a_joint_iteration_stops_at_the_share():
+    radii = torch.tensor([0.1, 0.1, 0.1, 0.99]).double()[:, None]
+    solution = solve(lambda y: radii * y + 1, torch.zeros(4, 1).double(), Picard(), Stopping(1e-3, 0.75), 100)
+    assert solution.converged.tolist() == [True, True, True, False] and solution.steps[0] < 10
+
+
+def test_the_current_residual_is_judged_not_the_smallest_ever():
+    values = iter([1.0, 1.001, 5.0, 9.0])
+    solution = solve(lambda y: torch.full_like(y, next(values)), torch.zeros(1, 1), Picard(), Stopping(1e-4), 4)
+    assert not solution.converged and solution.residual > 0.4
+
+
+def test_damping_rescues_an_oscillation():
+    def oscillating(y):
+        return 1 - 1.2 * y
+
+    start, stopping = torch.zeros(1, 1).double(), Stopping(1e-6)
+    plain = solve(oscillating, start, Picard(factor=1.0), stopping, 400)
+    damped = solve(oscillating, start, Picard(factor=0.9, patience=3), stopping, 400)
+    assert not plain.converged and damped.converged
+    torch.testing.assert_close(damped.value, torch.full((1, 1), 1 / 2.2).double(), rtol=1e-5, atol=0)
+
+
+def test_settings_out_of_range_are_refused():
+    for make in (
+        lambda: Picard(damping=0.0), lambda: Picard(factor=1.5), lambda: Picard(patience=0),
+        lambda: Stopping(tolerance=-1.0), lambda: Stopping(share=0.0),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="must"):
+            make()
