@@ -1,0 +1,15 @@
+"""Tasks: LightningDataModules that make labelled sequences.
+
+Every file here is imported, so a new task is one new file.
+"""
+
+import importlib
+import pkgutil
+
+from fprnn_lightning.tasks.base import SequenceTask
+from fprnn_lightning.tasks.word_problem import WordProblem
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["SequenceTask", "WordProblem"]

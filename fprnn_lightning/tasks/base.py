@@ -1,0 +1,238 @@
+"""What a task is: labelled token sequences for training, validation and test.
+
+Every batch is a pure function of (seed, split, index), drawn from SFC64(SeedSequence(seed, spawn_key=(split, index))).
+Nothing depends on the number of workers or on what was drawn before, ranks never see the same training batch, and a
+resumed run continues its stream.
+"""
+
+import copy
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+Split = Literal["train", "validation", "test"]
+Batch = tuple[Tensor, Tensor]
+
+PAPER_LENGTH = 50
+BLOCK = 64  # evaluation sequences are generated this many at a time, whatever the batch size
+
+
+class SequenceTask(LightningDataModule, ABC):
+    """Labelled token sequences; a subclass says what they are in `generate`.
+
+    Training is an endless stream. Evaluation sets are fixed: they depend on `seed` alone, not on batch sizes, workers
+    or devices; more sequences are added at the end, and longer ones extend the shorter.
+
+    Args:
+        batch_size: Training sequences per batch and device.
+        train_length: Tokens of a training sequence.
+        validation_lengths: Lengths, in tokens, at which validation measures; all are prefixes of the longest.
+        test_lengths: The same for test; 50, the length the paper tests at, is added.
+        validation_sequences: Sequences in the validation set.
+        test_sequences: Sequences in the test set.
+        evaluation_batch_size: Validation and test sequences per batch and device, at most.
+        seed: Which stream and which evaluation sets; at least 0.
+        workers: Processes that generate ahead on each device; 0 generates in the training process.
+
+    Raises:
+        ValueError: If a length, size or number is below its least value.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 256,
+        train_length: int = 16,
+        validation_lengths: Sequence[int] = (16, 50),
+        test_lengths: Sequence[int] = (16, 32, 50, 64, 128, 256, 512),
+        validation_sequences: int = 1024,
+        test_sequences: int = 1024,
+        evaluation_batch_size: int = 256,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "batch_size": batch_size,
+            "train_length": train_length,
+            "validation_sequences": validation_sequences,
+            "test_sequences": test_sequences,
+            "evaluation_batch_size": evaluation_batch_size,
+        }
+        for least, options in ((1, sizes), (0, {"seed": seed, "workers": workers})):
+            for option, value in options.items():
+                if value < least:
+                    raise ValueError(f"{option} must be at least {least}, got {value}.")
+        for option, lengths in (("validation_lengths", validation_lengths), ("test_lengths", test_lengths)):
+            if min(lengths, default=0) < 1:
+                raise ValueError(f"{option} must be one or more lengths of at least 1, got {list(lengths)}.")
+        self.batch_size = batch_size
+        self.train_length = train_length
+        self.validation_lengths = sorted(set(validation_lengths))
+        self.test_lengths = sorted({*test_lengths, PAPER_LENGTH})
+        self.validation_sequences = validation_sequences
+        self.test_sequences = test_sequences
+        self.evaluation_batch_size = evaluation_batch_size
+        self.seed = seed
+        self.workers = workers
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of the task's folder in the logs."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Tokens and labels are both below this number."""
+
+    @abstractmethod
+    def generate(self, generator: np.random.Generator, split: Split, sequences: int, length: int) -> Batch:
+        """Draws sequences; all randomness comes from `generator`.
+
+        From the same state of the generator, a longer draw must extend a shorter one; drawing time step by time step
+        does.
+
+        Args:
+            generator: The source of all randomness.
+            split: "train", "validation" or "test"; no sequence may belong to two of them.
+            sequences: B, how many.
+            length: T, tokens in each.
+
+        Returns:
+            Tokens (B, T) and targets (B, T), both int64; a target of -100 is not scored.
+        """
+
+    def batch(self, split: Split, index: int) -> Batch:
+        """One batch of a split, a pure function of (seed, split, index).
+
+        Args:
+            split: "train", "validation" or "test".
+            index: Its place in the stream, or in the evaluation set as one device divides it.
+
+        Returns:
+            Tokens (B, T) and targets (B, T), both int64; a target of -100 is not scored. T is the longest
+            length of the split.
+        """
+        if split == "train":
+            return self._draw(split, index, self.batch_size, self.train_length)
+        return self._share(split, self._shares(split, devices=1), index)
+
+    def train_dataloader(self) -> DataLoader:
+        rank, ranks = self._place()
+        stream = BatchStream(partial(self._detached().batch, "train"), rank, ranks)
+        return TrainingLoader(stream, self._consumed, num_workers=self.workers)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._evaluation_loader("validation")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> DataLoader:
+        """The tokens (B, T) of the test set, without targets."""
+        return self._evaluation_loader("test", collate_fn=itemgetter(0))
+
+    def _evaluation_loader(self, split: Split, **options: Any) -> DataLoader:
+        rank, ranks = self._place()
+        shares = self._shares(split, ranks)
+        stream = BatchStream(partial(self._detached()._share, split, shares), rank, ranks, stop=shares)
+        return DataLoader(stream, batch_size=None, num_workers=self.workers, **options)
+
+    def _sequences(self, split: Split) -> int:
+        return self.validation_sequences if split == "validation" else self.test_sequences
+
+    def _shares(self, split: Split, devices: int) -> int:
+        """The number of batches of an evaluation set: as many for every device, or collectives would wait forever."""
+        sequences = self._sequences(split)
+        shares = -(-sequences // (self.evaluation_batch_size * devices)) * devices
+        if shares > sequences:
+            raise ValueError(
+                f"{split}_sequences must be at least {shares} for {devices} devices with evaluation_batch_size="
+                f"{self.evaluation_batch_size}, got {sequences}."
+            )
+        return shares
+
+    def _share(self, split: Split, shares: int, index: int) -> Batch:
+        """Batch `index` when the evaluation set is divided as evenly as possible into `shares` batches."""
+        first, last = (i * self._sequences(split) // shares for i in (index, index + 1))
+        length = max(self.validation_lengths if split == "validation" else self.test_lengths)
+        blocks = [self._draw(split, block, BLOCK, length) for block in range(first // BLOCK, (last - 1) // BLOCK + 1)]
+        skipped = first // BLOCK * BLOCK
+        tokens, targets = (torch.cat(parts)[first - skipped : last - skipped] for parts in zip(*blocks, strict=True))
+        return tokens, targets
+
+    def _draw(self, split: Split, index: int, sequences: int, length: int) -> Batch:
+        entropy = np.random.SeedSequence(self.seed, spawn_key=(get_args(Split).index(split), index))
+        return self.generate(np.random.Generator(np.random.SFC64(entropy)), split, sequences, length)
+
+    def _place(self) -> tuple[int, int]:
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    def _consumed(self) -> int:
+        # `processed` counts a batch once its training step is over: no prefetched one, none that a crash interrupted.
+        return 0 if self.trainer is None else self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
+
+    def _detached(self) -> "SequenceTask":
+        """A copy that can travel to a worker process: the trainer, with the whole model, stays behind."""
+        task = copy.copy(self)
+        task.trainer = None
+        return task
+
+
+class BatchStream(IterableDataset):
+    """Yields batch(rank), batch(rank + ranks), batch(rank + 2 ranks), ... in the same order for any number of workers.
+
+    Args:
+        batch: The batch with a given index.
+        rank: Which of the devices this is.
+        ranks: How many devices share the batches.
+        stop: The index to stop before; None is endless.
+    """
+
+    def __init__(self, batch: Callable[[int], Batch], rank: int, ranks: int, stop: int | None = None) -> None:
+        self.batch = batch
+        self.rank = rank
+        self.ranks = ranks
+        self.stop = stop
+        self.start = 0  # batches of this rank to leave out at the beginning
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        # A DataLoader takes from its workers in turn, so each makes every workers-th batch.
+        first, step = (self.start + number) * self.ranks + self.rank, self.ranks * workers
+        return map(self.batch, itertools.count(first, step) if self.stop is None else range(first, self.stop, step))
+
+
+class TrainingLoader(DataLoader):
+    """Loads the endless training stream; every pass (epoch, or resumed run) begins where training stands.
+
+    Args:
+        stream: The training stream.
+        consumed: Says how many batches training has consumed so far.
+        **options: Options of torch's DataLoader.
+    """
+
+    def __init__(self, stream: BatchStream, consumed: Callable[[], int], **options: Any) -> None:
+        super().__init__(stream, batch_size=None, **options)
+        self.consumed = consumed
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.dataset.start = self.consumed()
+        return super().__iter__()
+
+    # By these two Lightning knows a resumable loader; the trainer's own progress is all the state it needs.
+    def state_dict(self) -> dict:
+        return {}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        pass

@@ -1,0 +1,193 @@
+"""What holds for every task: shapes, vocabulary, purity, fixed evaluation sets, one order for workers and ranks."""
+
+import inspect
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+
+from fprnn_lightning.tasks import SequenceTask, WordProblem
+
+SMALL = dict(
+    batch_size=8, train_length=5, validation_lengths=(7, 3), test_lengths=(4,), validation_sequences=150,
+    test_sequences=70, evaluation_batch_size=32, seed=3,
+)  # fmt: skip
+
+
+def descendants(cls):
+    return [d for c in cls.__subclasses__() for d in (c, *descendants(c))]
+
+
+TASKS = [task for task in descendants(SequenceTask) if task.__module__.startswith("fprnn_lightning.")]
+
+
+@pytest.fixture(params=TASKS, ids=lambda task: task.__name__)
+def make(request):
+    return lambda **options: request.param(**{**SMALL, **options})
+
+
+def head(loader, batches):
+    return [batch for _, batch in zip(range(batches), loader, strict=False)]
+
+
+def same(a, b):
+    return torch.equal(torch.cat([x for x, _ in a]), torch.cat([x for x, _ in b])) and torch.equal(
+        torch.cat([y for _, y in a]), torch.cat([y for _, y in b])
+    )
+
+
+def on_device(task, rank, ranks, consumed=0):
+    progress = SimpleNamespace(total=SimpleNamespace(processed=consumed))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
+    task.trainer = SimpleNamespace(global_rank=rank, world_size=ranks, fit_loop=loop)
+    return task
+
+
+def test_word_problem_is_registered():
+    assert WordProblem in TASKS
+
+
+@pytest.mark.parametrize(("split", "sequences", "length"), [("train", 8, 5), ("validation", 30, 7), ("test", 23, 50)])
+def test_shapes_types_vocabulary(make, split, sequences, length):
+    task = make()
+    tokens, targets = task.batch(split, 0)
+    for array in (tokens, targets):
+        assert array.shape == (sequences, length)
+        assert array.dtype == torch.int64
+        assert array.is_contiguous()
+    assert 0 <= tokens.min() <= tokens.max() < task.vocab_size
+    scored = targets[targets != -100]
+    assert len(scored) > 0
+    assert 0 <= scored.min() <= scored.max() < task.vocab_size
+    assert task.name == task.name.lower() != ""
+
+
+def test_lengths_are_sorted_and_hold_the_papers(make):
+    task = make(validation_lengths=[9, 3, 9], test_lengths=[64, 4])
+    assert task.validation_lengths == [3, 9]
+    assert task.test_lengths == [4, 50, 64]
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_batches_depend_on_seed_split_and_index_alone(make, split):
+    task, again = make(), make()
+    batch = task.batch(split, 1)
+    for index in (0, 2):
+        assert not torch.equal(task.batch(split, index)[0], batch[0])
+    torch.manual_seed(5)
+    assert same([task.batch(split, 1)], [batch])
+    assert same([again.batch(split, 1)], [batch])
+    assert not torch.equal(make(seed=4).batch(split, 1)[0], batch[0])
+
+
+def test_splits_differ(make):
+    task = make(train_length=50, validation_lengths=[50], batch_size=32)
+    tails = [{tuple(row[25:]) for row in task.batch(split, 0)[0].tolist()} for split in ("train", "validation", "test")]
+    assert not tails[0] & tails[1]
+    assert not tails[0] & tails[2]
+    assert not tails[1] & tails[2]
+
+
+def test_a_shorter_sequence_is_a_prefix_of_a_longer(make):
+    short, long = make(), make(train_length=40, validation_lengths=[40])
+    for split in ("train", "validation"):
+        for a, b in zip(short.batch(split, 0), long.batch(split, 0), strict=True):
+            assert torch.equal(a, b[:, : a.shape[1]])
+
+
+def test_evaluation_sets_are_fixed(make):
+    whole = list(make().val_dataloader())
+    assert len(torch.cat([x for x, _ in whole])) == 150
+    assert same(whole, [make().batch("validation", i) for i in range(len(whole))])
+    for options in (dict(evaluation_batch_size=7), dict(evaluation_batch_size=1000), dict(batch_size=3)):
+        other = list(make(**options).val_dataloader())
+        assert max(len(x) for x, _ in other) <= options.get("evaluation_batch_size", 32)
+        assert same(other, whole)
+    fewer = torch.cat([x for x, _ in make(validation_sequences=70).val_dataloader()])
+    assert torch.equal(fewer, torch.cat([x for x, _ in whole])[:70])
+
+
+def test_predict_gives_the_tokens_of_test(make):
+    tokens = torch.cat([x for x, _ in make().test_dataloader()])
+    assert torch.equal(torch.cat(list(make().predict_dataloader())), tokens)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")  # with fewer cores than that
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_workers_gives_one_order(make, workers):
+    alone, helped = make(), make(workers=workers)
+    assert same(head(helped.train_dataloader(), 7), [alone.batch("train", i) for i in range(7)])
+    assert same(list(helped.val_dataloader()), list(alone.val_dataloader()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_share_the_stream(make, workers):
+    ranks = [head(on_device(make(workers=workers), rank, 3).train_dataloader(), 4) for rank in range(3)]
+    dealt = [batch for step in zip(*ranks, strict=True) for batch in step]
+    assert same(dealt, [make().batch("train", i) for i in range(12)])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_share_evaluation_sets_evenly(make, ranks):
+    shares = [list(on_device(make(), rank, ranks).val_dataloader()) for rank in range(ranks)]
+    assert len({len(share) for share in shares}) == 1
+    dealt = [batch for step in zip(*shares, strict=True) for batch in step]
+    assert all(0 < len(x) <= 32 for x, _ in dealt)
+    assert same(dealt, list(make().val_dataloader()))
+
+
+def test_more_devices_than_sequences(make):
+    with pytest.raises(ValueError, match="validation_sequences must be at least 4"):
+        on_device(make(validation_sequences=3), 0, 4).val_dataloader()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_pass_begins_where_training_stands(make, workers):
+    task = on_device(make(workers=workers), 1, 2)
+    loader = task.train_dataloader()
+    assert same(head(loader, 3), [make().batch("train", i) for i in (1, 3, 5)])
+    on_device(task, 1, 2, consumed=2)
+    assert same(head(loader, 3), [make().batch("train", i) for i in (5, 7, 9)])
+
+
+def test_what_travels_to_a_worker_leaves_the_trainer_behind(make):
+    task = on_device(make(), 0, 1)
+    task.trainer.model = lambda: "cannot be pickled"
+    for loader in (task.train_dataloader(), task.val_dataloader(), task.predict_dataloader()):
+        stream, collate = pickle.loads(pickle.dumps((loader.dataset, loader.collate_fn)))
+        assert torch.equal(collate(next(iter(stream)))[0], next(iter(loader))[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(train_length=0), "train_length must be at least 1, got 0"),
+        (dict(batch_size=0), "batch_size must be at least 1, got 0"),
+        (dict(evaluation_batch_size=-1), "evaluation_batch_size must be at least 1, got -1"),
+        (dict(validation_sequences=0), "validation_sequences must be at least 1, got 0"),
+        (dict(test_sequences=0), "test_sequences must be at least 1, got 0"),
+        (dict(seed=-1), "seed must be at least 0, got -1"),
+        (dict(workers=-1), "workers must be at least 0, got -1"),
+        (dict(validation_lengths=[16, 0]), r"validation_lengths .* at least 1, got \[16, 0\]"),
+        (dict(test_lengths=[]), r"test_lengths .* at least 1, got \[\]"),
+    ],
+)
+def test_bad_options_are_answered_in_one_sentence(make, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make(**options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
+def test_the_command_line_knows_every_shared_option(task):
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(SequenceTask, "data")
+    shared = inspect.signature(SequenceTask).parameters
+    parsed = parser.parse_object({"data": {"class_path": task.__name__, "init_args": {"test_lengths": [9], "seed": 2}}})
+    assert set(shared) <= set(parsed.data.init_args.as_dict())
+    built = parser.instantiate(parsed).data
+    assert (type(built), built.seed, built.test_lengths) == (task, 2, [9, 50])
+    with pytest.raises(Exception, match="batchsize"):
+        parser.parse_object({"data": {"class_path": task.__name__, "init_args": {"batchsize": 2}}})
