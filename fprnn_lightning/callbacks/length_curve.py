@@ -1,0 +1,95 @@
+"""The length-generalisation curve of a test: accuracy at every test length, printed as a table and written into the run
+folder as `length_curve.csv` and `length_curve.png`; TensorBoard shows the figure and, with the length as the step, the
+accuracies under `length_curve/`.
+"""
+
+import csv
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
+from rich.console import Console
+from rich.table import Table
+
+from fprnn_lightning.training.metrics import ACCURACIES
+
+Row = dict[str, int | float]
+COLUMNS = ("length", *ACCURACIES, "sequences")
+COLOURS = dict(zip(ACCURACIES, ("#0072b2", "#e69f00", "#009e73"), strict=True))  # Okabe and Ito: safe for all eyes
+
+
+class LengthCurve(Callback):
+    """Prints, writes and logs the accuracies by length at the end of a test."""
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        values = {name: [v.item() for v in value] for name, value in pl_module.test_accuracy.compute().items()}
+        values["length"] = pl_module.test_accuracy.lengths
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*(values[name] for name in COLUMNS), strict=True)]
+        folder = Path(trainer.log_dir)
+        if trainer.is_global_zero:
+            folder.mkdir(parents=True, exist_ok=True)
+            Console().print(table(rows))
+            figure = draw(rows, trained_length=pl_module.curriculum.end)
+            _write(folder / "length_curve.csv", lambda path: write_csv(rows, path))
+            _write(folder / "length_curve.png", lambda path: figure.savefig(path, format="png", dpi=150))
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_figure("length_curve", figure, trainer.global_step)
+                    for row in rows:
+                        for name in ACCURACIES:
+                            logger.experiment.add_scalar(f"length_curve/{name}", row[name], row["length"])
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows as a table for the terminal."""
+    table = Table(title="Length generalisation")
+    for name in COLUMNS:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(str(row["length"]), *(f"{row[name]:.4f}" for name in ACCURACIES), f"{row['sequences']:,}")
+    return table
+
+
+def write_csv(rows: list[Row], path: Path) -> None:
+    """The rows as CSV, accuracies with six decimals."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in rows:
+            writer.writerow([row["length"], *(f"{row[name]:.6f}" for name in ACCURACIES), row["sequences"]])
+
+
+def draw(rows: list[Row], trained_length: int) -> Figure:
+    """The accuracies over the length, on a logarithmic axis, with the lengths of training shaded."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    lengths = [row["length"] for row in rows]
+    left, right = lengths[0] / 1.25, lengths[-1] * 1.25
+    axes.axvspan(left, max(left, trained_length), color="0.93", zorder=0)
+    for name, colour in COLOURS.items():
+        values = [row[name] for row in rows]
+        axes.plot(lengths, values, "o-", color=colour, label=name.replace("_", " "), clip_on=False, zorder=3)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(left, right)
+    axes.set_ylim(0, 1)
+    axes.xaxis.set_major_locator(FixedLocator(lengths))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda length, _: f"{length:.0f}")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_xlabel(f"sequence length in tokens (shaded: up to {trained_length}, as trained)")
+    axes.set_ylabel("accuracy")
+    axes.grid(axis="y", color="0.85", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside upper center", ncols=len(ACCURACIES))
+    return figure
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    """Writes beside the path and renames, so that nobody ever reads half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    write(temporary)
+    os.replace(temporary, path)

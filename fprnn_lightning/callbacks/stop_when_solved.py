@@ -1,0 +1,22 @@
+"""Early end of training once the longest validation sequences end right."""
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class StopWhenSolved(Callback):
+    """Stops when the last-token accuracy at the longest validation length reaches a threshold.
+
+    Args:
+        threshold: last-token accuracy, in (0, 1].
+    """
+
+    def __init__(self, threshold: float = 0.999) -> None:
+        if not 0 < threshold <= 1:
+            raise ValueError(f"StopWhenSolved: threshold is {threshold}, must be above 0 and at most 1")
+        self.threshold = threshold
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        length = pl_module.validation_accuracy.lengths[-1]
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            accuracy = trainer.callback_metrics[f"validation/last_token_accuracy_{length}"]
+            trainer.should_stop = trainer.should_stop or accuracy.item() >= self.threshold

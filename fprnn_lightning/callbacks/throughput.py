@@ -1,0 +1,41 @@
+"""Tokens trained on per second, over the last steps and all ranks, as `train/tokens_per_second`. Validation is not
+counted: the window starts anew after it.
+"""
+
+from collections import deque
+from time import perf_counter
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class Throughput(Callback):
+    """Logs `train/tokens_per_second`.
+
+    Args:
+        window: steps to average over.
+    """
+
+    def __init__(self, window: int = 50) -> None:
+        if window < 1:
+            raise ValueError(f"Throughput: window is {window}, must be at least 1")
+        self.steps = deque(maxlen=window + 1)  # seconds at the end of a step, tokens of the step
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if not self.steps:
+            self.steps.append((perf_counter(), 0))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: dict[str, Any], batch: Any, batch_idx: int
+    ) -> None:
+        self.steps.append((perf_counter(), outputs["tokens"] * trainer.world_size))
+        if trainer._logger_connector.should_update_logs:
+            (started, before), (ended, _) = self.steps[0], self.steps[-1]
+            tokens = sum(tokens for _, tokens in self.steps) - before
+            pl_module.log("train/tokens_per_second", tokens / (ended - started))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.steps.clear()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.steps.clear()

@@ -1,0 +1,19 @@
+"""Training: the LightningModule, its metrics, learning-rate schedules and length curricula."""
+
+from fprnn_lightning.training.curriculum import Curriculum, FixedLength, ProgressiveLengths, UniformLengths
+from fprnn_lightning.training.metrics import LengthAccuracy
+from fprnn_lightning.training.schedules import Schedule, WarmupConstant, WarmupCosine, WarmupHoldCosine
+from fprnn_lightning.training.sequence_learner import SequenceLearner
+
+__all__ = [
+    "Curriculum",
+    "FixedLength",
+    "LengthAccuracy",
+    "ProgressiveLengths",
+    "Schedule",
+    "SequenceLearner",
+    "UniformLengths",
+    "WarmupConstant",
+    "WarmupCosine",
+    "WarmupHoldCosine",
+]

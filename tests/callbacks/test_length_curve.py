@@ -1,0 +1,58 @@
+"""The length-generalisation curve: table, files and TensorBoard, all from the numbers of one test."""
+
+import csv
+
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fprnn_lightning.callbacks import LengthCurve
+
+COLUMNS = ["length", "token_accuracy", "last_token_accuracy", "sequence_accuracy", "sequences"]
+
+
+def test_table_csv_png_and_tensorboard(small_learner, small_task, small_trainer, tmp_path, capsys):
+    logger = TensorBoardLogger(tmp_path, name="", version="run_0")
+    trainer = small_trainer(callbacks=[LengthCurve()], logger=logger)
+    trainer.test(small_learner(), small_task(), verbose=False)
+    folder = tmp_path / "run_0"
+    with open(folder / "length_curve.csv", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == COLUMNS
+    assert [(row[0], row[4]) for row in rows] == [("4", "24"), ("8", "24"), ("50", "24")]
+    for row in rows:
+        for name, value in zip(COLUMNS[1:4], row[1:4], strict=True):
+            assert float(value) == pytest.approx(trainer.callback_metrics[f"test/{name}_{row[0]}"].item(), abs=1e-6)
+
+    printed = capsys.readouterr().out
+    assert all(f"{float(row[1]):.4f}" in printed for row in rows)
+
+    with Image.open(folder / "length_curve.png") as image:
+        assert image.format == "PNG"
+        assert len(image.convert("RGB").getcolors(2**24)) > 10, "something is drawn"
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")], "no temporary files stay behind"
+
+    logger.finalize("success")
+    events = EventAccumulator(str(folder)).Reload()
+    assert events.Tags()["images"] == ["length_curve"]
+    for column, name in enumerate(COLUMNS[1:4], 1):
+        points = [(event.step, event.value) for event in events.Scalars(f"length_curve/{name}")]
+        assert points == [(int(row[0]), pytest.approx(float(row[column]), abs=1e-6)) for row in rows]
+
+
+def test_without_a_logger_the_files_go_to_the_root(small_learner, small_task, small_trainer, tmp_path):
+    small_trainer(callbacks=[LengthCurve()]).test(small_learner(), small_task(), verbose=False)
+    assert {"length_curve.csv", "length_curve.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_failed_write_leaves_the_old_file(small_learner, small_task, small_trainer, tmp_path, monkeypatch):
+    def broken(rows, path):
+        path.write_text("length,tok")
+        raise OSError("disk full")
+
+    (tmp_path / "length_curve.csv").write_text("old")
+    monkeypatch.setattr("fprnn_lightning.callbacks.length_curve.write_csv", broken)
+    with pytest.raises(OSError, match="disk full"):
+        small_trainer(callbacks=[LengthCurve()]).test(small_learner(), small_task(), verbose=False)
+    assert (tmp_path / "length_curve.csv").read_text() == "old"

@@ -1,0 +1,44 @@
+"""Small runs that tests of several rooms share: parity (the word problem of Z2) learnt by an LSTM of a few channels."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lightning.pytorch import Trainer, seed_everything
+
+from fprnn_lightning.mixers.lstm import LSTMMixer
+from fprnn_lightning.tasks.word_problem import WordProblem
+from fprnn_lightning.training import FixedLength, SequenceLearner, WarmupConstant
+
+
+@pytest.fixture
+def small_task() -> Callable[..., WordProblem]:
+    def make(**options):
+        sizes = {"batch_size": 16, "train_length": 8, "validation_lengths": [4, 8], "test_lengths": [4, 8]}
+        evaluation = {"validation_sequences": 24, "test_sequences": 24, "evaluation_batch_size": 16}
+        return WordProblem("Z2", **sizes | evaluation | options)
+
+    return make
+
+
+@pytest.fixture
+def small_learner() -> Callable[..., SequenceLearner]:
+    def make(mixer=LSTMMixer, **options):
+        seed_everything(0, verbose=False)
+        lengths = {"validation_lengths": [4, 8], "test_lengths": [4, 8, 50]}
+        course = {"curriculum": FixedLength(8), "schedule": WarmupConstant(2)}
+        return SequenceLearner(mixer, vocab_size=2, width=8, **lengths | course | options)
+
+    return make
+
+
+@pytest.fixture
+def small_trainer(tmp_path: Path) -> Callable[..., Trainer]:
+    def make(**options):
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        plain = {"enable_checkpointing": False, "num_sanity_val_steps": 0, "limit_val_batches": 0}
+        endless = {"max_steps": 4, "check_val_every_n_epoch": None, "log_every_n_steps": 1}
+        where = {"accelerator": "cpu", "default_root_dir": tmp_path}
+        return Trainer(**quiet | plain | endless | where | options)
+
+    return make

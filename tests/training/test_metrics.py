@@ -1,0 +1,89 @@
+"""Accuracies at every length from one pass, against counting position by position."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fprnn_lightning.training.metrics import LengthAccuracy, last_token_accuracy, token_accuracy
+
+
+def counted_one_by_one(batches, length):
+    """[token, last-token, sequence accuracy, sequences] of the sequences that reach a length, in plain Python."""
+    scored = right = last_right = all_right = sequences = 0
+    for predictions, targets in batches:
+        for prediction, target in zip(predictions.tolist(), targets.tolist(), strict=True):
+            positions = [t for t, label in enumerate(target) if label != -100]
+            inside = [t for t in positions if t < length]
+            if inside and positions[-1] + 1 >= length:
+                hits = [prediction[t] == target[t] for t in inside]
+                scored, right = scored + len(hits), right + sum(hits)
+                last_right, all_right, sequences = last_right + hits[-1], all_right + all(hits), sequences + 1
+    shares = [right / scored, last_right / sequences, all_right / sequences] if sequences else [math.nan] * 3
+    return [*shares, sequences]
+
+
+@st.composite
+def labelled_batches(draw):
+    batches = []
+    for _ in range(draw(st.integers(1, 3))):
+        shape = draw(st.integers(1, 4)), draw(st.integers(1, 7))
+        labels = st.lists(st.sampled_from([0, 1, 1, -100]), min_size=shape[1], max_size=shape[1])
+        rows = draw(st.lists(st.tuples(labels, labels), min_size=shape[0], max_size=shape[0]))
+        targets = torch.tensor([target for target, _ in rows])
+        batches.append((torch.tensor([prediction for _, prediction in rows]).clamp(min=0), targets))
+    return batches
+
+
+@given(labelled_batches(), st.sets(st.integers(1, 8), min_size=1))
+def test_one_pass_counts_what_a_loop_counts(batches, lengths):
+    metric = LengthAccuracy(sorted(lengths))
+    for predictions, targets in batches:
+        metric.update(predictions, targets)
+    measured = torch.stack([torch.stack(values) for values in metric.compute().values()], 1)
+    expected = torch.tensor([counted_one_by_one(batches, length) for length in sorted(lengths)])
+    torch.testing.assert_close(measured, expected, equal_nan=True, rtol=0, atol=1e-6)
+
+
+def test_shorter_sequences_do_not_count():
+    targets = torch.tensor([[1, 1, 1, 1], [1, 1, -100, -100]])
+    metric = LengthAccuracy([2, 4, 5])
+    metric.update(torch.tensor([[1, 1, 1, 0], [0, 1, 0, 0]]), targets)
+    values = {name: [v.item() for v in value] for name, value in metric.compute().items()}
+    assert values["sequences"] == [2, 1, 0]
+    assert values["token_accuracy"][:2] == [0.75, 0.75]
+    assert values["last_token_accuracy"][:2] == [1.0, 0.0]
+    assert values["sequence_accuracy"][:2] == [0.5, 0.0]
+
+
+def test_states_of_two_ranks_add_up():
+    """What torchmetrics does between ranks (stack, then the declared reduction) gives the metric of all batches."""
+    torch.manual_seed(0)
+    batches = [(torch.randint(2, (5, 6)), torch.randint(2, (5, 6))) for _ in range(2)]
+    together, ranks = LengthAccuracy([3, 6]), [LengthAccuracy([3, 6]) for _ in batches]
+    for rank, batch in zip(ranks, batches, strict=True):
+        rank.update(*batch)
+        together.update(*batch)
+    reduce = together._reductions["counts"]
+    assert torch.equal(reduce(torch.stack([rank.counts for rank in ranks])), together.counts)
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 4], [8, 4], [4, 4]])
+def test_bad_lengths_are_refused(lengths):
+    with pytest.raises(ValueError, match="must be ascending and at least 1"):
+        LengthAccuracy(lengths)
+
+
+@given(labelled_batches())
+def test_training_accuracies_count_every_sequence(batches):
+    predictions, targets = batches[0]
+    rows = [
+        [p == t for p, t in zip(*row, strict=True) if t != -100]
+        for row in zip(predictions.tolist(), targets.tolist(), strict=True)
+    ]
+    hits, lasts = [hit for row in rows for hit in row], [row[-1] for row in rows if row]
+    if hits:
+        assert token_accuracy(predictions, targets).item() == pytest.approx(sum(hits) / len(hits))
+        assert last_token_accuracy(predictions, targets).item() == pytest.approx(sum(lasts) / len(lasts))

@@ -1,0 +1,202 @@
+"""The learner under a real Trainer: what is decayed, cut, logged, saved, resumed and stopped."""
+
+import json
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+
+from fprnn_lightning.mixers.lstm import LSTMMixer
+from fprnn_lightning.training import (
+    FixedLength,
+    LengthAccuracy,
+    ProgressiveLengths,
+    SequenceLearner,
+    WarmupHoldCosine,
+)
+from fprnn_lightning.training.sequence_learner import weight_decay_groups
+
+
+class Recorder(Callback):
+    """Keeps, per training step, the number of tokens and what was logged."""
+
+    def __init__(self):
+        self.tokens, self.logged = [], []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.tokens.append(outputs["tokens"])
+        self.logged.append({name: value.item() for name, value in trainer.callback_metrics.items()})
+
+
+def test_weight_decay_groups(small_learner):
+    learner = small_learner()
+    learner.model.blocks[0].mixer.output_projection.weight.no_weight_decay = True
+    names = {id(parameter): name for name, parameter in learner.model.named_parameters()}
+    decayed, exempt = weight_decay_groups(learner.model, 0.1)
+    assert [group["weight_decay"] for group in (decayed, exempt)] == [0.1, 0.0]
+    assert sorted(names[id(parameter)] for parameter in decayed["params"]) == [
+        "blocks.0.mixer.lstm.weight_hh_l0",
+        "blocks.0.mixer.lstm.weight_ih_l0",
+        "head.weight",
+    ]
+    assert sorted(names[id(parameter)] for parameter in exempt["params"]) == [
+        "blocks.0.mixer.lstm.bias_hh_l0",
+        "blocks.0.mixer.lstm.bias_ih_l0",
+        "blocks.0.mixer.output_projection.weight",
+        "blocks.0.norm.weight",
+        "embedding.weight",
+        "head.bias",
+        "norm.weight",
+    ]
+
+
+def test_training_batches_are_cut_and_logged(small_learner, small_task, small_trainer):
+    recorder, curriculum = Recorder(), ProgressiveLengths(2, 4, threshold=0.01, smoothing=0.0)
+    learner = small_learner(curriculum=curriculum)
+    small_trainer(callbacks=[recorder]).fit(learner, small_task())
+    assert recorder.tokens == [16 * 2, 16 * 3, 16 * 4, 16 * 4]
+    assert curriculum.length(4) == 2, "the learner moves its own copy"
+    last = recorder.logged[-1]
+    assert last["train/length"] == 4
+    assert last["train/learning_rate"] == pytest.approx(2e-3)
+    assert {"train/loss", "train/token_accuracy", "train/last_token_accuracy"} <= last.keys()
+    assert recorder.logged[0]["train/learning_rate"] == pytest.approx(1e-3)
+
+
+def test_a_curriculum_beyond_the_training_sequences_is_refused(small_learner, small_task, small_trainer):
+    learner = small_learner(curriculum=FixedLength(9))
+    with pytest.raises(ValueError, match="ends at length 9, but the training sequences have 8 tokens"):
+        small_trainer().fit(learner, small_task())
+
+
+@pytest.mark.parametrize(("accumulated", "logged_every"), [(1, 1), (2, 1), (1, 4)])
+def test_training_stops_when_the_schedule_ends(small_learner, small_task, small_trainer, accumulated, logged_every):
+    recorder = Recorder()
+    learner = small_learner(
+        curriculum=ProgressiveLengths(2, 4, threshold=0.01, smoothing=0.0), schedule=WarmupHoldCosine(1, 4)
+    )
+    trainer = small_trainer(
+        max_steps=100, callbacks=[recorder], accumulate_grad_batches=accumulated, log_every_n_steps=logged_every
+    )
+    trainer.fit(learner, small_task())
+    end_step = 3 - accumulated  # two batches: two steps, or the one that both share
+    assert trainer.global_step == end_step + 4
+    factors = [1] * end_step + [1, 0.853553, 0.5, 0.146447]
+    if logged_every == 1:
+        rates = [logged["train/learning_rate"] / 2e-3 for logged in recorder.logged[::accumulated]]
+        assert rates == pytest.approx(factors, abs=1e-5)
+    assert recorder.logged[-1]["train/learning_rate"] == pytest.approx(2e-3 * factors[-1], rel=1e-4)
+
+
+def test_evaluation_measures_every_length_in_one_pass(small_learner, small_task, small_trainer):
+    learner, task = small_learner(), small_task()
+    trainer = small_trainer(limit_val_batches=1.0)
+    trainer.fit(learner, task)
+    validated = trainer.validate(learner, task, verbose=False)[0]
+    tested = trainer.test(learner, task, verbose=False)[0]
+    predicted = torch.cat(trainer.predict(learner, task))
+    expected = LengthAccuracy([4, 8, 50])
+    targets = torch.cat([targets for _, targets in task.test_dataloader()])
+    expected.update(predicted, targets)
+    values = expected.compute()
+    for name in ("token_accuracy", "last_token_accuracy", "sequence_accuracy"):
+        assert [tested[f"test/{name}_{length}"] for length in (4, 8, 50)] == pytest.approx(
+            [value.item() for value in values[name]]
+        )
+        assert {f"validation/{name}_4", f"validation/{name}_8"} <= validated.keys()
+    assert [value.item() for value in values["sequences"]] == [24, 24, 24]
+    assert validated["validation/loss"] > 0
+
+
+def test_parity_is_learnt(small_learner, small_task, small_trainer):
+    learner, task = small_learner(learning_rate=3e-2), small_task(batch_size=64)
+    trainer = small_trainer(max_steps=150)
+    trainer.fit(learner, task)
+    assert trainer.test(learner, task, verbose=False)[0]["test/sequence_accuracy_8"] == 1.0
+
+
+class PositionFile(Callback):
+    """Each rank writes where its curriculum stands, what it logged and how many sequences it evaluated."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_end(self, trainer, pl_module):
+        logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        sequences = [value.item() for value in pl_module.validation_accuracy.compute()["sequences"]]
+        report = {"curriculum": pl_module.curriculum.state_dict(), "logged": logged, "sequences": sequences}
+        (self.folder / f"rank_{trainer.global_rank}.json").write_text(json.dumps(report))
+
+
+def test_two_ranks_agree(small_learner, small_task, small_trainer, tmp_path):
+    learner = small_learner(curriculum=ProgressiveLengths(2, 8, threshold=0.4, smoothing=0.5))
+    small_trainer(
+        strategy="ddp_spawn",
+        devices=2,
+        max_steps=8,
+        val_check_interval=8,
+        limit_val_batches=1.0,
+        callbacks=[PositionFile(tmp_path)],
+    ).fit(learner, small_task(validation_sequences=32))
+    first, second = (json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["sequences"] == [32, 32]
+    assert first["curriculum"]["current"] > 2
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # the resumed run continues there
+@pytest.mark.parametrize("saved_at", [3, 7])
+def test_a_resumed_run_equals_the_uninterrupted_one(small_learner, small_task, small_trainer, tmp_path, saved_at):
+    def fit(folder, max_steps, ckpt_path=None):
+        learner = small_learner(
+            curriculum=ProgressiveLengths(2, 5, threshold=0.3, smoothing=0.6), schedule=WarmupHoldCosine(3, 20)
+        )
+        keep = ModelCheckpoint(tmp_path / folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+        trainer = small_trainer(max_steps=max_steps, callbacks=[keep], enable_checkpointing=True)
+        trainer.fit(learner, small_task(), ckpt_path=ckpt_path, weights_only=True)
+        return torch.load(tmp_path / folder / f"step={max_steps}.ckpt", weights_only=True)
+
+    whole = fit("whole", 12)
+    fit("parts", saved_at)
+    resumed = fit("parts", 12, ckpt_path=tmp_path / "parts" / f"step={saved_at}.ckpt")
+    assert whole["curriculum"]["end_step"] is not None
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "curriculum"):
+        torch.testing.assert_close(resumed[part], whole[part], rtol=0, atol=0)
+
+
+def test_checkpoints_of_python_runs_hold_plain_types_only(small_learner, small_task, small_trainer, tmp_path):
+    learner = small_learner(mixer=lambda width: LSTMMixer(width, expand=1.0))
+    trainer = small_trainer()
+    trainer.fit(learner, small_task())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert checkpoint["hyper_parameters"]["width"] == 8
+    assert not {"mixer", "schedule", "curriculum"} & checkpoint["hyper_parameters"].keys()
+
+
+def test_checkpoints_of_command_line_runs_rebuild_the_learner(small_task, small_trainer, tmp_path, monkeypatch):
+    """LightningCLI stores the configuration of factories and objects: the checkpoint alone gives back the learner."""
+    arguments = [
+        "learn",
+        "--model.mixer=fprnn_lightning.mixers.lstm.LSTMMixer",
+        "--model.mixer.expand=1.0",
+        "--model.vocab_size=2",
+        "--model.width=8",
+        "--model.schedule.decay_steps=7",
+        "--model.curriculum.end=8",
+    ]
+    options = {"seed_everything_default": 0, "auto_configure_optimizers": False, "save_config_callback": None}
+    monkeypatch.setattr("sys.argv", arguments)
+    learner = LightningCLI(SequenceLearner, run=False, **options).model
+    assert (learner.curriculum.end, learner.schedule.decay_steps) == (8, 7)
+    trainer = small_trainer()
+    trainer.fit(learner, small_task())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    hyper_parameters = torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"]
+    assert hyper_parameters["mixer"]["init_args"] == {"expand": 1.0}
+    assert hyper_parameters["curriculum"]["init_args"]["end"] == 8
+    again = SequenceLearner.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True)
+    assert again.schedule == learner.schedule
+    torch.testing.assert_close(again.state_dict(), learner.state_dict(), rtol=0, atol=0)
