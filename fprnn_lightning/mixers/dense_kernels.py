@@ -1,4 +1,4 @@
-"""numba kernels of the dense recurrence: all of one time step but its matrix product, for FP-RNN's core and Householder.
+"""numba kernel of the dense recurrence: all of one time step but its matrix product, for FP-RNN's core and Householder.
 
 Per sequence, with u_r = silu(n_r) / |silu(n_r)|, alpha and lambda the sigmoids of their raw terms, b raw, g = 1 - lambda:
 
@@ -9,14 +9,23 @@ e, from the last to the first: (I - Q) e = U c. The backward step solves the tra
 differentiates p^T (I - Q) e, p = g * z, reflection by reflection. Raw terms lie as [decay D | directions R D | strengths R | input D].
 """
 
+from functools import cache
+
 import numpy as np
-from numba import njit, prange
+import torch
+from numba import carray, njit
+from torch import Tensor
+
+from fprnn_lightning.mixers.recurrent import NORM_EPSILON
+from fprnn_lightning.scan.thread_kernels import compile_worker, pointer, run, take_ticket
+
+SMALLEST_SHARE = 8192  # numbers of the state; below, waking a second core costs more than it saves
 
 # Reassociation lets sums be vectorised; NaN and infinity keep their meaning, so that divergence is seen.
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
-@njit(fastmath=_FAST, cache=True)
+@njit(fastmath=_FAST)
 def _solve_small(matrix, right):
     """Solves matrix @ solution = right in place of `right`, by elimination with pivoting: (R, R), (R,)."""
     size = right.shape[0]
@@ -40,13 +49,13 @@ def _solve_small(matrix, right):
         right[i] /= matrix[i, i]
 
 
-@njit(fastmath=_FAST, cache=True)
-def _directions(raw, gate, rank, u, inverse_norm):
+@njit(fastmath=_FAST)
+def _directions(raw, gate, u, inverse_norm, zero):
     """Fills u (R, D) with unit directions and inverse_norm (R,), from one token's raw terms and their sigmoids."""
-    channels = u.shape[1]
+    rank, channels = u.shape
     for r in range(rank):
         start = channels * (1 + r)
-        square = raw[0] * 0
+        square = zero
         for d in range(channels):
             n = raw[start + d] * gate[start + d]
             u[r, d] = n
@@ -56,142 +65,204 @@ def _directions(raw, gate, rank, u, inverse_norm):
             u[r, d] *= inverse_norm[r]
 
 
-@njit(fastmath=_FAST, cache=True)
-def _kernel_matrix(u, gate, strengths, kernel):
+@njit(fastmath=_FAST)
+def _kernel_matrix(u, gate, strengths, kernel, zero):
     """Fills kernel (R, R) with K = I + diag(alpha) (striu(U^T U) - U^T diag(g) U)."""
     rank, channels = u.shape
     for i in range(rank):
         for j in range(rank):
-            plain, gained = u[0, 0] * 0, u[0, 0] * 0
+            plain, gained = zero, zero
             for d in range(channels):
                 product = u[i, d] * u[j, d]
                 plain += product
                 gained += product * (1 - gate[d])
-            kernel[i, j] = strengths[i] * ((plain if j > i else plain * 0) - gained)
+            kernel[i, j] = strengths[i] * ((plain if j > i else zero) - gained)
         kernel[i, i] += 1
 
 
-@njit(parallel=True, fastmath=_FAST, cache=True)
-def forward_step(t, rank, normalise, epsilon, raw, gate, x, y, s):
-    """Fills y[:, t] and s[:, t] (B, T, D) from raw terms (B, T, K), their sigmoids without input's, and x (B, T, D)."""
-    batch, _, channels = x.shape
-    for b in prange(batch):
-        u = np.empty((rank, channels), x.dtype)
-        inverse_norm = np.empty(rank, x.dtype)
-        kernel = np.empty((rank, rank), x.dtype)
-        c = np.empty(rank, x.dtype)
-        v = np.empty(channels, x.dtype)
-        decay, value = gate[b, t], raw[b, t, -channels:]
-        strengths = gate[b, t, -rank:]
-        _directions(raw[b, t], decay, rank, u, inverse_norm)
+@njit(fastmath=_FAST)
+def _forward_token(b, t, rank, normalise, zero, raw, gate, x, y, s):
+    """Fills y[b, t] and s[b, t] (B, T, D) from raw terms (B, T, K), their sigmoids without input's, and x (B, T, D)."""
+    channels = x.shape[2]
+    u = np.empty((rank, channels), x.dtype)
+    inverse_norm = np.empty(rank, x.dtype)
+    kernel = np.empty((rank, rank), x.dtype)
+    c = np.empty(rank, x.dtype)
+    v = np.empty(channels, x.dtype)
+    decay, value = gate[b, t], raw[b, t, -channels:]
+    strengths = gate[b, t, -rank:]
+    _directions(raw[b, t], decay, u, inverse_norm, zero)
+    for d in range(channels):
+        w = (1 + value[d]) * x[b, t, d]
+        before = y[b, t - 1, d] if t > 0 else zero
+        v[d] = decay[d] * (before - w)
+    for r in range(rank):
+        dot = zero
         for d in range(channels):
-            w = (1 + value[d]) * x[b, t, d]
-            before = y[b, t - 1, d] if t > 0 else w * 0
-            v[d] = decay[d] * (before - w)
-        for r in range(rank):
-            dot = v[0] * 0
-            for d in range(channels):
-                dot += u[r, d] * v[d]
-            c[r] = strengths[r] * dot
-        _kernel_matrix(u, decay, strengths, kernel)
-        _solve_small(kernel, c)
-        for r in range(rank):
-            for d in range(channels):
-                v[d] += (1 - decay[d]) * u[r, d] * c[r]
-        square = v[0] * 0
+            dot += u[r, d] * v[d]
+        c[r] = strengths[r] * dot
+    _kernel_matrix(u, decay, strengths, kernel, zero)
+    _solve_small(kernel, c)
+    for r in range(rank):
         for d in range(channels):
-            new = (1 + value[d]) * x[b, t, d] + v[d]
-            y[b, t, d] = new
-            square += new * new
-        if normalise:
-            inverse = 1 / np.sqrt(square / channels + epsilon)
-            for d in range(channels):
-                s[b, t, d] = y[b, t, d] * inverse
+            v[d] += (1 - decay[d]) * u[r, d] * c[r]
+    square = zero
+    for d in range(channels):
+        new = (1 + value[d]) * x[b, t, d] + v[d]
+        y[b, t, d] = new
+        square += new * new
+    if normalise:
+        inverse = 1 / np.sqrt(square / channels + NORM_EPSILON)
+        for d in range(channels):
+            s[b, t, d] = y[b, t, d] * inverse
 
 
-@njit(parallel=True, fastmath=_FAST, cache=True)
-def backward_step(t, rank, normalise, epsilon, raw, gate, x, y, s, grad_y, grad_s, carry, grad_raw, grad_x):
-    """Fills grad_raw[:, t] and grad_x[:, t], and turns `carry` (B, D), dy_t from later steps, into that of y_{t-1}.
+@njit(fastmath=_FAST)
+def _backward_token(b, t, rank, normalise, zero, raw, gate, x, y, s, grad_y, grad_s, carry, grad_raw, grad_x):
+    """Fills grad_raw[b, t] and grad_x[b, t], and turns `carry` (B, D), dy_t from later steps, into that of y_{t-1}.
 
     grad_y (B, T, D) is what comes from outside, grad_s (B, D) what the next step's gates say of s_t.
     """
-    batch, _, channels = x.shape
-    for b in prange(batch):
-        u = np.empty((rank, channels), x.dtype)
-        inverse_norm = np.empty(rank, x.dtype)
-        kernel = np.empty((rank, rank), x.dtype)
-        c = np.empty(rank, x.dtype)
-        z = np.empty(channels, x.dtype)
-        e = np.empty(channels, x.dtype)
-        p = np.empty(channels, x.dtype)
-        q = np.zeros(channels, x.dtype)
-        decay, value = gate[b, t], raw[b, t, -channels:]
-        strengths = gate[b, t, -rank:]
-        _directions(raw[b, t], decay, rank, u, inverse_norm)
+    channels = x.shape[2]
+    u = np.empty((rank, channels), x.dtype)
+    inverse_norm = np.empty(rank, x.dtype)
+    kernel = np.empty((rank, rank), x.dtype)
+    c = np.empty(rank, x.dtype)
+    z = np.empty(channels, x.dtype)
+    e = np.empty(channels, x.dtype)
+    p = np.empty(channels, x.dtype)
+    q = np.zeros(channels, x.dtype)
+    decay, value = gate[b, t], raw[b, t, -channels:]
+    strengths = gate[b, t, -rank:]
+    _directions(raw[b, t], decay, u, inverse_norm, zero)
 
-        # dy_t, with the gradient of s = y / sqrt(mean(y^2) + epsilon)
+    # dy_t, with the gradient of s = y / sqrt(mean(y^2) + epsilon)
+    for d in range(channels):
+        z[d] = grad_y[b, t, d] + carry[b, d]
+    if normalise:
+        square, dot = zero, zero
         for d in range(channels):
-            z[d] = grad_y[b, t, d] + carry[b, d]
-        if normalise:
-            square, dot = z[0] * 0, z[0] * 0
-            for d in range(channels):
-                square += y[b, t, d] * y[b, t, d]
-                dot += s[b, t, d] * grad_s[b, d]
-            inverse = 1 / np.sqrt(square / channels + epsilon)
-            for d in range(channels):
-                z[d] += inverse * (grad_s[b, d] - s[b, t, d] * dot / channels)
+            square += y[b, t, d] * y[b, t, d]
+            dot += s[b, t, d] * grad_s[b, d]
+        inverse = 1 / np.sqrt(square / channels + NORM_EPSILON)
+        for d in range(channels):
+            z[d] += inverse * (grad_s[b, d] - s[b, t, d] * dot / channels)
+    else:
+        for d in range(channels):
+            z[d] += grad_s[b, d]
+    for d in range(channels):
+        grad_x[b, t, d] = z[d]  # kept there until dw = dy - lambda * z below
+
+    # z = M^-T dy = dy + U (alpha * K^-T U^T (g * dy))
+    _kernel_matrix(u, decay, strengths, kernel, zero)
+    for r in range(rank):
+        dot = zero
+        for d in range(channels):
+            dot += u[r, d] * (1 - decay[d]) * z[d]
+        c[r] = dot
+    _solve_small(kernel.T.copy(), c)
+    for r in range(rank):
+        for d in range(channels):
+            z[d] += u[r, d] * strengths[r] * c[r]
+
+    # e = y - w and q = (I - Q) e, whose reflections act from the last to the first
+    for d in range(channels):
+        e[d] = y[b, t, d] - (1 + value[d]) * x[b, t, d]
+        p[d] = (1 - decay[d]) * z[d]
+    for r in range(rank - 1, -1, -1):
+        dot = zero
+        for d in range(channels):
+            dot += u[r, d] * e[d]
+        c[r] = dot  # u_r^T e_r
+        for d in range(channels):
+            q[d] += strengths[r] * dot * u[r, d]
+            e[d] -= strengths[r] * dot * u[r, d]
+
+    # p^T (I - Q) e by its directions and strengths; e_r and p_r are what the other reflections have left
+    for r in range(rank):
+        start = channels * (1 + r)
+        alpha, e_dot, p_dot = strengths[r], c[r], zero
+        for d in range(channels):
+            e[d] += alpha * e_dot * u[r, d]
+            p_dot += u[r, d] * p[d]
+        along = 2 * alpha * e_dot * p_dot
+        for d in range(channels):
+            grad_u = alpha * (e_dot * p[d] + p_dot * e[d])
+            sigmoid = gate[b, t, start + d]
+            slope = sigmoid * (1 + raw[b, t, start + d] * (1 - sigmoid))
+            grad_raw[b, t, start + d] = (grad_u - along * u[r, d]) * inverse_norm[r] * slope
+            p[d] -= alpha * p_dot * u[r, d]
+        grad_raw[b, t, channels * (1 + rank) + r] = e_dot * p_dot * alpha * (1 - alpha)
+
+    for d in range(channels):
+        w = (1 + value[d]) * x[b, t, d]
+        before = y[b, t - 1, d] if t > 0 else zero
+        grad_raw[b, t, d] = z[d] * (before - w - q[d]) * decay[d] * (1 - decay[d])
+        carry[b, d] = decay[d] * z[d]
+        grad_w = grad_x[b, t, d] - carry[b, d]
+        grad_raw[b, t, channels * (1 + rank) + rank + d] = grad_w * x[b, t, d]
+        grad_x[b, t, d] = grad_w * (1 + value[d])
+
+
+@njit
+def _work(counter, zero):
+    job = carray(counter, (19,))
+    B, T, D, K, t, rank, normalise, backward = job[1:9]
+    raw = carray(pointer(job[9], zero), (B, T, K))
+    gate = carray(pointer(job[10], zero), (B, T, K - D))
+    x = carray(pointer(job[11], zero), (B, T, D))
+    y = carray(pointer(job[12], zero), (B, T, D))
+    s = carray(pointer(job[13], zero), (B, T, D))
+    grad_y = carray(pointer(job[14], zero), (B, T, D))
+    grad_s = carray(pointer(job[15], zero), (B, D))
+    carry = carray(pointer(job[16], zero), (B, D))
+    grad_raw = carray(pointer(job[17], zero), (B, T, K))
+    grad_x = carray(pointer(job[18], zero), (B, T, D))
+    b = take_ticket(counter)
+    while b < B:
+        if backward:
+            _backward_token(b, t, rank, normalise, zero, raw, gate, x, y, s, grad_y, grad_s, carry, grad_raw, grad_x)
         else:
-            for d in range(channels):
-                z[d] += grad_s[b, d]
-        for d in range(channels):
-            grad_x[b, t, d] = z[d]  # kept there until dw = dy - lambda * z below
+            _forward_token(b, t, rank, normalise, zero, raw, gate, x, y, s)
+        b = take_ticket(counter)
 
-        # z = M^-T dy = dy + U (alpha * K^-T U^T (g * dy))
-        _kernel_matrix(u, decay, strengths, kernel)
-        for r in range(rank):
-            dot = z[0] * 0
-            for d in range(channels):
-                dot += u[r, d] * (1 - decay[d]) * z[d]
-            c[r] = dot
-        _solve_small(kernel.T.copy(), c)
-        for r in range(rank):
-            for d in range(channels):
-                z[d] += u[r, d] * strengths[r] * c[r]
 
-        # e = y - w and q = (I - Q) e, whose reflections act from the last to the first
-        for d in range(channels):
-            e[d] = y[b, t, d] - (1 + value[d]) * x[b, t, d]
-            p[d] = (1 - decay[d]) * z[d]
-        for r in range(rank - 1, -1, -1):
-            dot = z[0] * 0
-            for d in range(channels):
-                dot += u[r, d] * e[d]
-            c[r] = dot  # u_r^T e_r
-            for d in range(channels):
-                q[d] += strengths[r] * dot * u[r, d]
-                e[d] -= strengths[r] * dot * u[r, d]
+def _work_float32(counter):
+    _work(counter, np.float32(0))
 
-        # p^T (I - Q) e by its directions and strengths; e_r and p_r are what the other reflections have left
-        for r in range(rank):
-            start = channels * (1 + r)
-            alpha, e_dot, p_dot = strengths[r], c[r], z[0] * 0
-            for d in range(channels):
-                e[d] += alpha * e_dot * u[r, d]
-                p_dot += u[r, d] * p[d]
-            along = 2 * alpha * e_dot * p_dot
-            for d in range(channels):
-                grad_u = alpha * (e_dot * p[d] + p_dot * e[d])
-                sigmoid = gate[b, t, start + d]
-                slope = sigmoid * (1 + raw[b, t, start + d] * (1 - sigmoid))
-                grad_raw[b, t, start + d] = (grad_u - along * u[r, d]) * inverse_norm[r] * slope
-                p[d] -= alpha * p_dot * u[r, d]
-            grad_raw[b, t, channels * (1 + rank) + r] = e_dot * p_dot * alpha * (1 - alpha)
 
-        for d in range(channels):
-            w = (1 + value[d]) * x[b, t, d]
-            before = y[b, t - 1, d] if t > 0 else w * 0
-            grad_raw[b, t, d] = z[d] * (before - w - q[d]) * decay[d] * (1 - decay[d])
-            carry[b, d] = decay[d] * z[d]
-            grad_w = grad_x[b, t, d] - carry[b, d]
-            grad_raw[b, t, channels * (1 + rank) + rank + d] = grad_w * x[b, t, d]
-            grad_x[b, t, d] = grad_w * (1 + value[d])
+def _work_float64(counter):
+    _work(counter, np.float64(0))
+
+
+@cache
+def _worker(dtype: torch.dtype):
+    return compile_worker({torch.float32: _work_float32, torch.float64: _work_float64}[dtype])
+
+
+def forward_step(
+    t: int, rank: int, normalise: bool, raw: Tensor, gate: Tensor, x: Tensor, y: Tensor, s: Tensor
+) -> None:
+    """Fills y[:, t] and s[:, t] (B, T, D) from raw terms (B, T, K), their sigmoids without input's, and x (B, T, D)."""
+    _run_step(t, rank, normalise, False, raw, gate, x, y, s)
+
+
+def backward_step(t: int, rank: int, normalise: bool, *tensors: Tensor) -> None:
+    """Fills grad_raw[:, t] and grad_x[:, t], and turns `carry`, dy_t from later steps, into that of y_{t-1}.
+
+    Args:
+        t: the time step.
+        rank: reflections R.
+        normalise: whether s is y brought to unit root mean square.
+        *tensors: raw, gate, x, y, s as in `forward_step`, then grad_y (B, T, D), what comes from outside, grad_s (B, D),
+            what the next step's gates say of s_t, carry (B, D), grad_raw (B, T, K) and grad_x (B, T, D).
+    """
+    _run_step(t, rank, normalise, True, *tensors)
+
+
+def _run_step(t: int, rank: int, normalise: bool, backward: bool, raw: Tensor, *tensors: Tensor) -> None:
+    (B, T, K), D = raw.shape, tensors[1].shape[2]
+    addresses = [tensor.data_ptr() for tensor in (raw, *tensors)]
+    addresses += [0] * (10 - len(addresses))
+    threads = max(1, min(torch.get_num_threads(), B * D // SMALLEST_SHARE))
+    run(_worker(raw.dtype), (0, B, T, D, K, t, rank, normalise, backward, *addresses), threads)

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fprnn_lightning.mixers.recurrent import NORM_EPSILON
-
 
 class DenseRecurrence(torch.autograd.Function):
     """States y (B, T, D) of the dense recurrence from y_0 = 0, in float32 or float64.
@@ -31,12 +29,11 @@ class DenseRecurrence(torch.autograd.Function):
         gate = torch.empty_like(raw[..., : -x.shape[2]], memory_format=torch.contiguous_format)
         y = torch.empty_like(x)
         s = torch.empty_like(x) if normalise else y
-        arrays = [tensor.numpy() for tensor in (raw, gate, x, y, s)]
         for t in range(x.shape[1]):
             if weight is not None and t > 0:
                 raw[:, t].addmm_(s[:, t - 1], weight.detach().T)
             torch.sigmoid(raw[:, t, : -x.shape[2]], out=gate[:, t])
-            forward_step(t, rank, normalise, NORM_EPSILON, *arrays)
+            forward_step(t, rank, normalise, raw, gate, x, y, s)
         ctx.save_for_backward(raw, gate, x, y, s, weight)
         ctx.rank, ctx.normalise = rank, normalise
         return y
@@ -50,9 +47,9 @@ class DenseRecurrence(torch.autograd.Function):
         raw, gate, x, y, s, weight = ctx.saved_tensors
         grad_raw, grad_x = torch.empty_like(raw), torch.empty_like(x)
         carry, grad_s = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
-        arrays = [tensor.numpy() for tensor in (raw, gate, x, y, s, grad_y.contiguous(), grad_s, carry, grad_raw, grad_x)]
+        tensors = raw, gate, x, y, s, grad_y.contiguous(), grad_s, carry, grad_raw, grad_x
         for t in reversed(range(x.shape[1])):
-            backward_step(t, ctx.rank, ctx.normalise, NORM_EPSILON, *arrays)
+            backward_step(t, ctx.rank, ctx.normalise, *tensors)
             if weight is not None and t > 0:
                 torch.mm(grad_raw[:, t], weight, out=grad_s)
         grad_weight = None

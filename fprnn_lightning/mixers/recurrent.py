@@ -24,6 +24,7 @@ from fprnn_lightning.mixers.base import SequenceMixer, inner_width
 
 NORM_EPSILON = 1e-6
 
+
 @dataclass(frozen=True)
 class StateDependence:
     """Which terms of the recurrence read the previous state as well as the input.
@@ -105,7 +106,11 @@ class RecurrentMixer(SequenceMixer):
         self.input_projection = nn.Linear(width, 2 * channels, bias=False)
         self.terms = TermProjection(
             channels,
-            (self.core.decay_channels, self.channel_mixer.raw_channels if self.channel_mixer else 0, self.core.input_channels),
+            (
+                self.core.decay_channels,
+                self.channel_mixer.raw_channels if self.channel_mixer else 0,
+                self.core.input_channels,
+            ),
             (dependence.decay, dependence.channel_mixer, dependence.input),
         )
         self.output_term = TermProjection(channels, (self.core.output_channels,), (dependence.output,))

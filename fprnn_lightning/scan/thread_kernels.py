@@ -1,0 +1,72 @@
+"""numba functions on the threads that torch itself computes with.
+
+A second pool of threads, numba's own, contends with torch's for the cores. So a worker is compiled to a C function of
+one argument, a *job*, and called once on each of torch's OpenMP threads through libgomp's entry point GOMP_parallel, as
+a compiler would. torch.set_num_threads holds here too, and DataLoader workers, where it is 1, never wake the pool that
+the fork broke. Where there is no such entry point one core does all.
+
+A job is an array of int64 whose first element is a ticket counter, from which threads take pieces of work; addresses of
+tensors are among the rest. Workers are compiled on first use and cached on disk.
+"""
+
+import ctypes
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numba
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def pointer(typingctx, address, zero):
+    """An address as a pointer to numbers of the type of zero."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(zero)(types.int64, zero), generate
+
+
+@intrinsic
+def take_ticket(typingctx, job):
+    """Reads and increments the counter that a job begins with."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.atomic_rmw("add", arguments[0], context.get_constant(types.int64, 1), "monotonic")
+
+    return types.int64(types.CPointer(types.int64)), generate
+
+
+@njit
+def row(tensor, b, t, channels, zero):
+    """The channels at (b, t) of a tensor given as its address and the bytes to the next b and to the next t."""
+    return carray(pointer(tensor[0] + b * tensor[1] + t * tensor[2], zero), (channels,))
+
+
+def compile_worker(work: Callable) -> Callable:
+    """Compiles a function of a pointer to a job."""
+    signature = types.void(types.CPointer(types.int64))
+    try:
+        return numba.cfunc(signature, cache=True)(work)
+    except RuntimeError:  # neither the package's folder nor the user's can be written to
+        return numba.cfunc(signature)(work)
+
+
+def run(worker: Callable, job: Sequence[int], threads: int) -> None:
+    """Calls a compiled worker with the job (ticket counter first, 0) once on each of so many threads, and waits."""
+    memory = array("q", job)
+    _parallel()(worker.address, memory.buffer_info()[0], threads, 0)
+
+
+@cache
+def _parallel():
+    """GOMP_parallel(function, argument, threads, flags)."""
+    try:
+        parallel = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, TypeError):  # an OpenMP of another kind, or Windows
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        return lambda function, argument, threads, flags: call(function)(argument)
+    parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return parallel
