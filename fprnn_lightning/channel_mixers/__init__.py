@@ -1,4 +1,4 @@
-"""Channel mixers, the matrix Q_t on the channels. Every file of this folder is imported: a new one is one new file."""
+"""Channel mixers, the matrix Q_t on the channels. Every file here is imported: a new one is one new file."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""Cores, diagonal sequence mixers of a mixed input. Every file of this folder is imported: a new one is one new file."""
+"""Cores, diagonal sequence mixers of a mixed input. Every file here is imported: a new one is one new file."""
 
 from importlib import import_module
 from pkgutil import iter_modules

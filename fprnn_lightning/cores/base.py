@@ -1,6 +1,6 @@
 """A core is a diagonal sequence mixer as a function of its input, which a channel mixer may have mixed.
 
-Of every token it first makes the *value* w_t, which the channel mixer works on, and then passes what comes out over time:
+Of every token it first makes the *value* w_t, which the channel mixer works on, and passes what comes out over time:
 
     y = core(mixed),    diagonal: mixed = w,    fixed point: mixed = w + (I - Q)(y - w) = Q w + (I - Q) y.
 
@@ -37,7 +37,7 @@ class Core(nn.Module, ABC, Generic[Gates]):
 
     @abstractmethod
     def gates(self, raw_decay: Tensor, raw_input: Tensor, x: Tensor) -> Gates:
-        """The gates of every token and its value, a field `value` (..., D), from what they read and the input (..., D)."""
+        """The gates of every token, with its value as field `value` (..., D), from what they read and the input."""
 
     @abstractmethod
     def sequence_pass(self, gates: Gates, mixed: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
     h_t = lambda_t * h_{t-1} + (1 - lambda_t) * mixed_t,    w_t = b_t * x_t,    y_t = h_t,    out_t = c_t * y_t
 
-with lambda_t = sigmoid(raw decay), b_t = 1 + raw input, c_t = 1 + raw output.
+with lambda_t = sigmoid(raw decay), b_t = 1 + raw input, c_t = 2 sigmoid(raw output).
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8: the stabilised form, with 1 - lambda on what comes in.
 """
@@ -42,4 +42,4 @@ class GatedDiagonal(Core[Gates]):
         return gates.decay * state, 1 - gates.decay
 
     def read_out(self, raw_output: Tensor, y: Tensor) -> Tensor:
-        return (1 + raw_output) * y
+        return 2 * raw_output.sigmoid() * y

@@ -5,7 +5,7 @@ over one token written as y = offset + gain * mixed, and mixed = w + (I - Q)(y -
 
     y_t = w_t + M_t^-1 ( offset_t + (gain_t - 1) * w_t ),    M_t = I - diag(gain_t) (I - Q_t),
 
-which for FP-RNN's core is y_t = w_t + M_t^-1 ( lambda_t * (y_{t-1} - w_t) ). The channel mixer solves it in closed form.
+for FP-RNN's core y_t = w_t + M_t^-1 ( lambda_t * (y_{t-1} - w_t) ). The channel mixer solves it in closed form.
 
 Source: derived from Fixed-Point RNNs (arXiv 2503.10799), equations 3-8.
 """
@@ -21,6 +21,7 @@ from fprnn_lightning.cores import Core
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
 from fprnn_lightning.mixers.dense_recurrence import DenseRecurrence
 from fprnn_lightning.mixers.recurrent import RecurrentMixer, StateDependence
+from fprnn_lightning.scan import resolve_backend
 
 
 class DenseMixer(RecurrentMixer):
@@ -32,6 +33,7 @@ class DenseMixer(RecurrentMixer):
         core: makes the core from D.
         channel_mixer: makes the channel mixer from D.
         dependence: which terms read the previous state.
+        fused: whether to use the CPU kernel where there is one (GatedDiagonal with Householder).
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class DenseMixer(RecurrentMixer):
 
     def _kernels_fit(self, x: Tensor) -> bool:
         pair = type(self.core) is GatedDiagonal and type(self.channel_mixer) is Householder
-        return pair and self.fused and x.device.type == "cpu"
+        return self.fused and pair and resolve_backend(x) == "cpu"
 
     def next_state(self, x: Tensor, raw: Tensor, state: Tensor) -> Tensor:
         gates, q = self.gates_and_mixing(x, raw, self.normalise(state))

@@ -1,12 +1,15 @@
 """numba kernel of the dense recurrence: all of one time step but its matrix product, for FP-RNN's core and Householder.
 
-Per sequence, with u_r = silu(n_r) / |silu(n_r)|, alpha and lambda the sigmoids of their raw terms, b raw, g = 1 - lambda:
+Per sequence, with u_r = silu(n_r) / |silu(n_r)|, lambda and alpha the sigmoids of their raw terms, g = 1 - lambda:
 
-    w = (1 + b) * x,   v = lambda * (y_{t-1} - w),   y_t = w + e,   e = v + g * U c,   c = K^-1 (alpha * U^T v),   s_t = y_t / rms(y_t)
+    w = (1 + raw input) * x,                   v = lambda * (y_{t-1} - w),
+    y_t = w + e,   e = v + g * U c,            c = K^-1 (alpha * U^T v),   s_t = y_t / rms(y_t)
 
-with K of `channel_mixers/householder.py`; c_r = alpha_r u_r^T e_r are also the strengths by which the reflections act on
-e, from the last to the first: (I - Q) e = U c. The backward step solves the transposed system for z = M^-T dy and then
-differentiates p^T (I - Q) e, p = g * z, reflection by reflection. Raw terms lie as [decay D | directions R D | strengths R | input D].
+with K of `channel_mixers/householder.py`; c_r = alpha_r u_r^T e_r are also the strengths by which the reflections act
+on e, from the last to the first: (I - Q) e = U c. The backward step solves the transposed system for z = M^-T dy and
+then differentiates p^T (I - Q) e, p = g * z, reflection by reflection.
+
+Raw terms lie as [decay D | directions R D | strengths R | input D].
 """
 
 from functools import cache
@@ -254,8 +257,8 @@ def backward_step(t: int, rank: int, normalise: bool, *tensors: Tensor) -> None:
         t: the time step.
         rank: reflections R.
         normalise: whether s is y brought to unit root mean square.
-        *tensors: raw, gate, x, y, s as in `forward_step`, then grad_y (B, T, D), what comes from outside, grad_s (B, D),
-            what the next step's gates say of s_t, carry (B, D), grad_raw (B, T, K) and grad_x (B, T, D).
+        *tensors: raw, gate, x, y, s as in `forward_step`; grad_y (B, T, D), what comes from outside; grad_s (B, D),
+            what the next step's gates say of s_t; carry (B, D), grad_raw (B, T, K) and grad_x (B, T, D).
     """
     _run_step(t, rank, normalise, True, *tensors)
 

@@ -3,8 +3,8 @@
     y <- core( w + (I - Q)(y - w) ),   gates, w and Q from x_t and, where they depend on the state, normalise(y_{t-1})
 
 One iteration from y = 0 is the diagonal RNN, the limit is `DenseMixer`; both share every equation but this loop. Each
-iteration is parallel over time. In evaluation every prefix of every sequence stops for itself, so that no output depends
-on the batch, on later tokens or on padding; in training the batch stops when enough of it has converged.
+iteration is parallel over time. In evaluation every prefix of every sequence stops for itself, so that no output
+depends on the batch, on later tokens or on padding; in training the batch stops when enough of it has converged.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
 """

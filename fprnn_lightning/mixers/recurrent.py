@@ -1,9 +1,9 @@
 """What diagonal, fixed-point and dense mixers have in common: everything but how the states y are found.
 
-    x_t, z_t = W_in u_t;    y = states(x);    s_t = normalise(y_t);    u'_t = W_out ( c_t(x_t, s_{t-1}) * s_t * silu(z_t) )
+    x, z = W_in u,    y = states(x),    s = normalise(y),    out_t = W_out ( read_out(c_t, s_t) * silu(z_t) )
 
-The *feedback* at t is the state that the gates may read, shifted by one: s_{t-1}, and 0 before the first token. What each
-term reads is chosen by a `StateDependence`; reading is linear, raw_t = W x_t + bias + V s_{t-1}. The state that is
+The *feedback* at t is the state that the gates may read, shifted by one: s_{t-1}, and 0 before the first token. What
+each term reads is chosen by a `StateDependence`; reading is linear, raw_t = W x_t + bias + V s_{t-1}. The state that is
 carried on is y itself, never the normalised one, so the recurrence over time stays linear given its gates.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), section 4.
@@ -122,7 +122,7 @@ class RecurrentMixer(SequenceMixer):
 
     @abstractmethod
     def next_state(self, x: Tensor, raw: Tensor, state: Tensor) -> Tensor:
-        """The state after one more token: its input (B, D), its raw terms (B, K), the state before it (B, D) -> (B, D)."""
+        """The state after one more token: its input (B, D), its raw terms (B, K), the state before (B, D) -> (B, D)."""
 
     def normalise(self, y: Tensor) -> Tensor:
         """The state as the gates and the output see it: (..., D) -> (..., D)."""

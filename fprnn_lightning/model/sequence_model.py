@@ -58,11 +58,12 @@ class SequenceModel(nn.Module):
 
     @torch.no_grad()
     def generate(self, prompt: Tensor, length: int) -> Tensor:
-        """Continues prompts greedily in constant memory: prompt (B, T) -> the `length` tokens that follow (B, length)."""
-        states, generated = self.initial_state(len(prompt)), []
+        """Continues prompts greedily, in constant memory: prompt (B, T) -> the tokens that follow (B, length)."""
+        states = self.initial_state(len(prompt))
         for tokens in prompt.unbind(1):
             logits, states = self.step(tokens, states)
-        for _ in range(length):
-            generated.append(logits.argmax(-1))
+        generated = [logits.argmax(-1)]
+        while len(generated) < length:
             logits, states = self.step(generated[-1], states)
+            generated.append(logits.argmax(-1))
         return torch.stack(generated, 1)

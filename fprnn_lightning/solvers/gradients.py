@@ -26,7 +26,7 @@ class GradientRule(ABC):
 
     @abstractmethod
     def differentiate(self, find: Find, function: Function, initial: Tensor, iterations: int) -> Solution:
-        """The solution `find(function, initial, iterations=...)` leads to within so many steps, with this rule's gradient."""
+        """What `find(function, initial, iterations=...)` finds within so many steps, with this rule's gradient."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""When an iteration has converged: the relative change |f(y) - y| / |f(y)| is below a tolerance, at the current iterate.
+"""When an iteration has converged: its last relative change |f(y) - y| / |f(y)| is below a tolerance.
 
 What is judged are *items*. A measure reduces a tensor to one number per item, and items are indexed by the leading axes
 of the tensor: one per sequence by default; a sequence mixer may judge every prefix of a sequence for itself.

@@ -1,4 +1,4 @@
-"""What every registered mixer promises: shape, causality, step = forward, independence of the batch, finite gradients."""
+"""What every registered mixer promises: shape, causality, step = forward, independence of the batch, gradients."""
 
 from copy import deepcopy
 

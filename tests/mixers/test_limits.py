@@ -54,7 +54,10 @@ def test_converged_iteration_is_the_dense_mixer_in_outputs_and_gradients(depende
 
 def test_one_step_has_the_outputs_but_not_the_gradients_of_the_dense_mixer(x):
     dense = DenseMixer(WIDTH).double()
-    expected, found = _outputs_and_gradients(dense, x), _outputs_and_gradients(_fixed_point(dense, gradient=OneStep()), x)
+    expected, found = (
+        _outputs_and_gradients(dense, x),
+        _outputs_and_gradients(_fixed_point(dense, gradient=OneStep()), x),
+    )
     torch.testing.assert_close(found["y"], expected["y"])
     assert (found["x"] - expected["x"]).abs().max() > 1e-3
 
@@ -62,7 +65,9 @@ def test_one_step_has_the_outputs_but_not_the_gradients_of_the_dense_mixer(x):
 @pytest.mark.parametrize("rank", [1, 2])
 def test_input_dependent_terms_give_the_explicit_dense_linear_recurrence(rank, x):
     """h_t = A_t h_{t-1} + B_t with A_t = M_t^-1 diag(lambda_t), built from the matrix Q_t itself."""
-    mixer = DenseMixer(WIDTH, channel_mixer=lambda channels: Householder(channels, rank), dependence=INPUT_ONLY).double()
+    mixer = DenseMixer(
+        WIDTH, channel_mixer=lambda channels: Householder(channels, rank), dependence=INPUT_ONLY
+    ).double()
     inner, _ = mixer.input_projection(x).chunk(2, -1)
     raw_decay, raw_mixer, raw_input = mixer.terms.from_input(inner).split(mixer.terms.sizes, -1)
     identity = torch.eye(mixer.core.channels, dtype=torch.double)

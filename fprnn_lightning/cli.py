@@ -1,0 +1,337 @@
+"""The command line, the only file that sees everything: LightningCLI with this project's classes, folders of runs and
+checks, and the subcommands beside fit, validate, test and predict.
+
+A run lives in <root>/<task>/<mixer>/run_<n>, root being --trainer.default_root_dir; what is done with a checkpoint goes
+into the checkpoint's own folder. Mistakes raise UsageError before anything is trained or written.
+"""
+
+import argparse
+import csv
+import inspect
+import logging
+import pickle
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from pydoc import locate
+from typing import Any
+
+import torch
+import yaml
+from jsonargparse import Namespace, auto_cli, set_parsing_settings
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from omegaconf.errors import OmegaConfBaseException
+
+from fprnn_lightning.callbacks import (
+    GradientNorm,
+    LengthCurve,
+    NonFiniteError,
+    NonFiniteGuard,
+    Progress,
+    SolverReport,
+    StartLine,
+    Throughput,
+)
+from fprnn_lightning.commands import bench
+from fprnn_lightning.mixers import SequenceMixer
+from fprnn_lightning.sentences import SentenceErrors, UsageError, concrete_subclasses, nearest, one_line
+from fprnn_lightning.tasks import SequenceTask
+from fprnn_lightning.training import SequenceLearner
+
+set_parsing_settings(omegaconf_absolute_to_relative_paths=True)  # with omegaconf+: ${...} follows every override
+
+PROGRAM = "python -m fprnn_lightning"
+LINKED = ("vocab_size", "validation_lengths", "test_lengths")  # what the model takes from the task
+TRAINER_DEFAULTS = {
+    "default_root_dir": "logs",
+    "accelerator": "auto",
+    "devices": 1,
+    "max_steps": 10_000,
+    "gradient_clip_val": 1.0,
+    "check_val_every_n_epoch": None,  # training data is one endless epoch
+    "val_check_interval": 200,
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 10,
+    "enable_model_summary": False,
+}
+UNSUITABLE_ADVICE = (  # of Lightning's, on what is so on purpose
+    "Checkpoint directory .* exists and is not empty",
+    "The dirpath has changed from",
+    "You have overridden `on_before_batch_transfer`",
+    ".*does not have many workers",
+    r".*isinstance\(treespec, LeafSpec\)",
+)
+
+
+class Parser(SentenceErrors, LightningArgumentParser):
+    """LightningCLI's parser; its errors are UsageErrors."""
+
+
+class SaveConfig(Callback):
+    """Writes the complete configuration of a fit into its folder; `fit --config` repeats the run from it."""
+
+    def __init__(self, text: str, folder: Path) -> None:
+        self.text = text
+        self.folder = folder
+
+    @rank_zero_only
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        (self.folder / "config.yaml").write_text(f"{self.text}\n")
+
+
+class CommandLine(LightningCLI):
+    """fit, validate, test and predict.
+
+    Args:
+        arguments: the subcommand and what follows it.
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
+        self.checkpoint: dict[str, Any] = {}
+        for advice in UNSUITABLE_ADVICE:
+            warnings.filterwarnings("ignore", advice)
+        logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_not_advertisement)
+        super().__init__(
+            SequenceLearner,
+            SequenceTask,
+            subclass_mode_data=True,
+            parser_class=Parser,
+            parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False, "prog": PROGRAM},
+            trainer_defaults=TRAINER_DEFAULTS,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            save_config_callback=None,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        for name in LINKED:
+            parser.link_arguments(f"data.{name}", f"model.{name}", apply_on="instantiate")
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **options: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **options)
+        parser.set_defaults(weights_only=True)  # checkpoints hold plain types and tensors, so nothing else is unpickled
+        if subcommand == "test":
+            parser.set_defaults(verbose=False)  # the table by length says it better
+        return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        checkpoint = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        checkpoint.add_argument("--ckpt_path", nargs="?", type=yaml.safe_load)
+        self._parse(checkpoint.parse_known_args(self.arguments)[0].ckpt_path)
+
+    def _parse_ckpt_path(self) -> None:
+        path = self._settings().ckpt_path
+        if path and not self.checkpoint:  # named in a configuration
+            self._parse(path)
+
+    def _parse(self, checkpoint: str | None) -> None:
+        """Parses the arguments; what they leave open of the model is taken from the checkpoint, if there is one."""
+        subcommand, *options = self.arguments
+        if checkpoint:
+            self.checkpoint = read_checkpoint(checkpoint)
+            saved = self.checkpoint.get("hyper_parameters", {})
+            saved = {name: value for name, value in saved.items() if name not in LINKED and name[0] != "_"}
+            options = ["--config", yaml.safe_dump({"model": saved}), *options]
+        try:
+            self.config = self.parser.parse_args([subcommand, *options])
+        except OmegaConfBaseException as error:
+            raise UsageError(f"{str(error.full_key).partition('.')[2]}: {str(error).splitlines()[0]}") from error
+
+    def _settings(self) -> Namespace:
+        return self.config[self.config.subcommand]
+
+    def instantiate_classes(self) -> None:
+        for option, value in self._settings().items(branches=True):
+            cls = locate(value.class_path) if isinstance(value, Namespace) and "class_path" in value else None
+            if inspect.isabstract(cls):
+                known = (each.__name__ for each in concrete_subclasses(cls))
+                raise UsageError(f"{option}: {cls.__name__} is abstract, {nearest('', known)}")
+        try:
+            super().instantiate_classes()
+        except (ValueError, MisconfigurationException) as error:
+            while str(error).startswith("Does not validate against any of the Union"):
+                error = error.__cause__  # what the constructor raised
+            if not isinstance(error, (ValueError, MisconfigurationException)):
+                raise error
+            raise UsageError(one_line(error)) from error
+
+    def instantiate_trainer(self, **options: Any) -> Trainer:
+        self._check_curriculum()
+        self._check_checkpoint()
+        settings = self.config_init[self.subcommand].trainer
+        self.folder = self._run_folder(Path(settings.default_root_dir))
+        logger = settings.logger
+        if logger is None or logger is True:
+            logger = TensorBoardLogger(self.folder.parent, "", self.folder.name, default_hp_metric=False)
+        callbacks = [*(settings.callbacks or []), *self._callbacks(settings)]
+        try:
+            return super().instantiate_trainer(
+                default_root_dir=self.folder, logger=logger, callbacks=callbacks, **options
+            )
+        except (ValueError, MisconfigurationException) as error:
+            if self.folder.is_dir() and not any(self.folder.iterdir()):
+                self.folder.rmdir()
+            raise UsageError(f"trainer: {one_line(error)}") from error
+
+    def _callbacks(self, settings: Namespace) -> list[Callback]:
+        """What every run has; callbacks of the configuration come on top."""
+        config = self._parser(self.subcommand).dump(self._settings(), skip_unset=False)
+        callbacks = [StartLine(), Throughput(), GradientNorm(), SolverReport(), NonFiniteGuard(), LengthCurve()]
+        callbacks += [SaveConfig(config, self.folder)]
+        if settings.enable_progress_bar is not False:
+            callbacks += [Progress()]
+        if settings.enable_checkpointing is not False:
+            options = {"save_on_train_epoch_end": False, "enable_version_counter": False}
+            callbacks += [
+                ModelCheckpoint(self.folder, "best", monitor="validation/loss", **options),
+                ModelCheckpoint(self.folder, "last", **options),
+            ]
+        return callbacks
+
+    def _check_curriculum(self) -> None:
+        end, available = self.model.curriculum.end, self.datamodule.train_length
+        if self.subcommand == "fit" and end > available:
+            raise UsageError(f"model.curriculum.end is {end}, must be at most data.train_length, which is {available}")
+
+    def _check_checkpoint(self) -> None:
+        if not self.checkpoint:
+            return
+        path = self._settings().ckpt_path
+        saved, built = self.checkpoint["state_dict"], self.model.state_dict()
+        for name in {**built, **saved}:
+            there, here = (str(tuple(part[name].shape)) if name in part else "absent" for part in (saved, built))
+            if there != here:
+                raise UsageError(
+                    f"ckpt_path: {path} is of another architecture, {name} is {there} in it and {here} in this model; "
+                    "give no model or data options that differ from the config.yaml beside it"
+                )
+
+    def _run_folder(self, root: Path) -> Path:
+        path = self._settings().ckpt_path
+        if path and self.subcommand != "fit":
+            return Path(path).absolute().parent
+        mixer = self._settings().model.mixer.class_path.rpartition(".")[2].removesuffix("Mixer")
+        mixer = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", mixer).lower()
+        runs = (root / self.datamodule.name / mixer / f"run_{n}" for n in count())
+        folder = next(run for run in runs if not run.exists())
+        if rank_zero_only.rank == 0:
+            try:
+                folder.mkdir(parents=True)
+            except OSError as error:
+                raise UsageError(f"trainer.default_root_dir: cannot make {folder}, {error.strerror}") from error
+        return folder
+
+    def after_fit(self) -> None:
+        """Keeps the final weights and measures them, whether the fit ended by its last step or by its schedule."""
+        if not self.trainer.fast_dev_run:
+            if self.trainer.checkpoint_callbacks:
+                self.trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
+            self.trainer.test(self.model, self.datamodule, verbose=False)
+
+    def predict(self, **options: Any) -> None:
+        """Writes one row per test sequence, one column per position, holding the likeliest label."""
+        batches = self.trainer.predict(**options)
+        if self.trainer.is_global_zero:
+            with (self.folder / "predictions.csv").open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(range(1, batches[0].shape[1] + 1))
+                writer.writerows(torch.cat(batches).tolist())
+            print(f"predictions are in {self.folder / 'predictions.csv'}")
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """A checkpoint's content, plain types and tensors on the CPU.
+
+    Raises:
+        UsageError: if there is no such file or it is no checkpoint.
+    """
+    if not Path(path).is_file():
+        raise UsageError(f"ckpt_path: file {path} does not exist")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise UsageError(f"ckpt_path: {path} is not a checkpoint") from error
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
+        raise UsageError(f"ckpt_path: {path} holds no model, a checkpoint written by fit is needed")
+    return checkpoint
+
+
+def list_classes(base: type, arguments: list[str]) -> None:
+    """Prints one line for each class below `base` that can be built: its name and its docstring's first sentence."""
+    if len(arguments) > 1:
+        raise UsageError(f"unexpected argument {arguments[1]}, {arguments[0]} takes none")
+    classes = concrete_subclasses(base)
+    width = max(len(cls.__name__) for cls in classes)
+    for cls in classes:
+        print(f"{cls.__name__:{width}}  {' '.join(inspect.getdoc(cls).split()).split('. ')[0].rstrip('.')}.")
+
+
+def run_bench(arguments: list[str]) -> None:
+    """Runs bench scan or bench data."""
+    auto_cli(
+        {"scan": bench.scan, "data": bench.data},
+        args=arguments[1:],
+        as_positional=False,
+        parser_class=Parser,
+        allow_abbrev=False,
+        prog=f"{PROGRAM} bench",
+        description=COMMANDS["bench"][1],
+    )
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], Any], str]] = {
+    "fit": (CommandLine, "train a model, then measure its accuracy by length"),
+    "validate": (CommandLine, "measure a model on the validation set"),
+    "test": (CommandLine, "measure a model's accuracy by length on the test set"),
+    "predict": (CommandLine, "write a model's labels of the test set into predictions.csv"),
+    "mixers": (partial(list_classes, SequenceMixer), "list the sequence mixers"),
+    "tasks": (partial(list_classes, SequenceTask), "list the tasks"),
+    "bench": (run_bench, "time the scans (bench scan) or the making of data (bench data)"),
+}
+HELP = "\n".join(
+    [
+        f"usage: {PROGRAM} <subcommand> [options]",
+        "",
+        *(f"  {name:9} {purpose}" for name, (_, purpose) in COMMANDS.items()),
+        "",
+        f"{PROGRAM} <subcommand> --help lists the options of one.",
+    ]
+)
+
+
+def is_not_advertisement(record: logging.LogRecord) -> bool:
+    """Whether a log record is about the run rather than about other products."""
+    return "litlogger" not in record.getMessage()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one subcommand.
+
+    Args:
+        arguments: the subcommand and its options; None takes those of the process.
+
+    Returns:
+        The exit code: 0, or 2 after a mistake of the user or a loss that is not finite, told in one sentence on stderr.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(HELP)
+        elif arguments[0] in COMMANDS:
+            COMMANDS[arguments[0]][0](arguments)
+        else:
+            raise UsageError(f"unknown subcommand {arguments[0]}, {nearest(arguments[0], COMMANDS)}")
+    except (UsageError, NonFiniteError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,1 @@
+"""Subcommands beside fit, validate, test and predict."""

@@ -1,0 +1,218 @@
+"""The linear scan h_t = decay_t h_{t-1} + drive_t on the CPU at memory bandwidth: forward, and backward in one sweep.
+
+The B·T rows of D channels are cut into one piece per core, whatever B is. A piece that begins inside a sequence starts
+from a state of zero; when all are done such pieces are mended: run again from the true state until a row comes out as
+it already stands, from where on every later row is right. With decays below one that happens soon, and always the
+result is, bit for bit, that of the loop over time. (Cores that share rows instead, each with some of the channels,
+fight over cache lines: at B = 1 two are then slower than one.)
+
+A job (see `thread_kernels`) is 25 numbers: a ticket counter, B, T, D, the number of pieces, whether to mend, whether to
+run the backward; then three per tensor: the address of its first row in scan order (0: no such tensor), the bytes to
+the next sequence, and to the next step.
+"""
+
+import itertools
+from functools import cache
+
+import numpy as np
+import torch
+from numba import carray, njit
+from torch import Tensor
+
+from fprnn_lightning.scan.thread_kernels import compile_worker, row, run, take_ticket
+
+SMALLEST_PIECE = 32768  # elements, as for torch; below, waking a second core costs more than it saves
+
+NOTHING = (0, 0, 0)
+
+
+@njit
+def _multiply_add(out, a, b, c, downwards):
+    """out = a b + c, channel by channel, up or down: hardware prefetches only a stream that keeps to one direction."""
+    if downwards:
+        for d in range(len(out) - 1, -1, -1):
+            out[d] = a[d] * b[d] + c[d]
+    else:
+        for d in range(len(out)):
+            out[d] = a[d] * b[d] + c[d]
+
+
+@njit
+def _multiply(out, a, b, downwards):
+    if downwards:
+        for d in range(len(out) - 1, -1, -1):
+            out[d] = a[d] * b[d]
+    else:
+        for d in range(len(out)):
+            out[d] = a[d] * b[d]
+
+
+@njit
+def _changes(out, a, b, c):
+    """The same as _multiply_add, and in how many channels it was not so already."""
+    count = 0
+    for d in range(len(out)):
+        value = a[d] * b[d] + c[d]
+        count += value != out[d]
+        out[d] = value
+    return count
+
+
+@njit
+def _forward_rows(job, zero, b, start, end, mend):
+    T, D = job[2], job[3]
+    decay, drive, initial, states = job[7:10], job[10:13], job[13:16], job[16:19]
+    downwards = states[2] < 0
+    h = row(states, b, start - 1, D, zero) if start > 0 else row(initial, b, 0, D, zero)
+    for t in range(start, end):
+        a, x, y = row(decay, b, t, D, zero), row(drive, b, t, D, zero), row(states, b, t, D, zero)
+        if mend:
+            if _changes(y, a, h, x) == 0:
+                return t
+        elif t > start or (t == 0 and initial[0] != 0):
+            _multiply_add(y, a, h, x, downwards)
+        else:
+            y[:] = x
+        h = y
+    return T
+
+
+@njit
+def _backward_rows(job, zero, b, start, end, mend):
+    T, D = job[2], job[3]
+    decay, grad, initial, states = job[7:10], job[10:13], job[13:16], job[16:19]
+    grad_decay, grad_drive = job[19:22], job[22:25]
+    downwards = grad_drive[2] < 0
+    a, y = row(decay, b, max(start - 1, 0), D, zero), row(grad_drive, b, max(start - 1, 0), D, zero)
+    for t in range(start, end):
+        g, z, w = row(grad, b, t, D, zero), row(grad_drive, b, t, D, zero), row(grad_decay, b, t, D, zero)
+        if mend:
+            if _changes(z, a, y, g) == 0:
+                return t
+        elif t > start:
+            _multiply_add(z, a, y, g, downwards)
+        else:
+            z[:] = g
+        h = row(states, b, t + 1, D, zero) if t + 1 < T else row(initial, b, 0, D, zero)
+        _multiply(w, z, h, downwards)
+        a, y = row(decay, b, t, D, zero), z
+    return T
+
+
+@njit
+def _run_rows(job, zero, b, start, end, mend):
+    if job[6]:
+        return _backward_rows(job, zero, b, start, end, mend)
+    return _forward_rows(job, zero, b, start, end, mend)
+
+
+@njit
+def _work(counter, zero):
+    job = carray(counter, (25,))
+    B, T, pieces, mend = job[1], job[2], job[4], job[5]
+    piece = take_ticket(counter)
+    while piece < pieces:
+        first, last = B * T * piece // pieces, B * T * (piece + 1) // pieces
+        start = first // T * T  # of the sequence in which the piece begins
+        if not mend:
+            for begin in range(start, last, T):
+                _run_rows(job, zero, begin // T, max(first - begin, 0), min(last - begin, T), False)
+        elif first > start >= B * T * (piece - 1) // pieces:  # the sequence's first cut: mend all of it from here
+            t = first - start
+            while t < T:
+                t = _run_rows(job, zero, start // T, t, T, True)
+                next_cut = ((start + t + 1) * pieces + B * T - 1) // (B * T)
+                t = min(B * T * next_cut // pieces - start, T)
+        piece = take_ticket(counter)
+
+
+def _work_float32(counter):
+    _work(counter, np.float32(0))
+
+
+def _work_float64(counter):
+    _work(counter, np.float64(0))
+
+
+@cache
+def _worker(dtype: torch.dtype):
+    return compile_worker({torch.float32: _work_float32, torch.float64: _work_float64}[dtype])
+
+
+def _run(x: Tensor, backward: bool, *tensors: tuple[int, int, int]) -> None:
+    """Runs one job on as many cores as torch uses; x is any of its (B, T, D) tensors."""
+    B, T, D = x.shape
+    pieces = max(1, min(torch.get_num_threads(), B * T * D // SMALLEST_PIECE))
+    strides = tuple(itertools.chain.from_iterable(tensors))
+    run(_worker(x.dtype), (0, B, T, D, pieces, False, backward, *strides), pieces)
+    if B % pieces:
+        run(_worker(x.dtype), (0, B, T, D, pieces, True, backward, *strides), min(pieces, B))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(B, T, ...) as (B, T, D) whose rows are contiguous; a copy only where they are not."""
+    x = x if x.dim() == 3 else x.unsqueeze(-1).flatten(2)
+    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+
+
+def _layout(x: Tensor, backwards: bool) -> tuple[int, int, int]:
+    """Address of the first row of (B, T, D) in scan order, and the bytes to the next sequence and to the next step."""
+    size, (batch, time, _) = x.element_size(), x.stride()
+    if backwards:
+        return x.data_ptr() + (x.shape[1] - 1) * time * size, batch * size, -time * size
+    return x.data_ptr(), batch * size, time * size
+
+
+def forward(decay: Tensor, drive: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
+    """All states (B, T, ...) of the scan, contiguous; see reference.forward."""
+    states = torch.empty_like(drive, memory_format=torch.contiguous_format)
+    decay, drive, out = _rows(decay), _rows(drive), _rows(states)
+    start = None if initial is None else _rows(initial.unsqueeze(1))
+    _run(
+        out,
+        False,
+        _layout(decay, reverse),
+        _layout(drive, reverse),
+        NOTHING if start is None else _layout(start, False),
+        _layout(out, reverse),
+        NOTHING,
+        NOTHING,
+    )
+    return states
+
+
+def backward(
+    grad: Tensor,
+    decay: Tensor,
+    initial: Tensor | None,
+    states: Tensor,
+    reverse: bool,
+    needed: tuple[bool, bool, bool] = (True, True, True),
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients to decay, drive and initial where needed; see reference.backward."""
+    grad_drive = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    adjoint = _rows(grad_drive)
+    (B, T, D), backwards = adjoint.shape, not reverse
+    decay, grad, states = _rows(decay), _rows(grad), _rows(states)
+    start = adjoint.new_zeros(1, 1, D).expand(B, 1, D) if initial is None else _rows(initial.unsqueeze(1))
+    if needed[0]:
+        grad_decay = torch.empty_like(grad_drive)
+        product = _rows(grad_decay)
+    else:  # one row per sequence, written over and over
+        grad_decay, states = None, decay
+        product = adjoint.new_empty(B, 1, D).expand(B, T, D)
+    _run(
+        adjoint,
+        True,
+        _layout(decay, backwards),
+        _layout(grad, backwards),
+        _layout(start, False),
+        _layout(states, backwards),
+        _layout(product, backwards),
+        _layout(adjoint, backwards),
+    )
+    grad_initial = None
+    if needed[2]:
+        first = -1 if reverse else 0
+        grad_initial = (decay[:, first] * adjoint[:, first]).view(initial.shape)
+    return grad_decay, grad_drive if needed[1] else None, grad_initial
