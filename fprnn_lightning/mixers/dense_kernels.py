@@ -24,6 +24,7 @@ from fprnn_lightning.scan.thread_kernels import compile_worker, pointer, run, ta
 
 SMALLEST_SHARE = 8192  # numbers of the state; below, waking a second core costs more than it saves
 
+# Numbers are written in the tensors' dtype (`one`, `zero`, `size`): an int or float64 among them would widen the loops.
 # Reassociation lets sums be vectorised; NaN and infinity keep their meaning, so that divergence is seen.
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 
@@ -71,14 +72,14 @@ def _directions(raw, gate, u, inverse_norm, zero):
 @njit(fastmath=_FAST)
 def _kernel_matrix(u, gate, strengths, kernel, zero):
     """Fills kernel (R, R) with K = I + diag(alpha) (striu(U^T U) - U^T diag(g) U)."""
-    rank, channels = u.shape
+    (rank, channels), one = u.shape, u.dtype.type(1)
     for i in range(rank):
         for j in range(rank):
             plain, gained = zero, zero
             for d in range(channels):
                 product = u[i, d] * u[j, d]
                 plain += product
-                gained += product * (1 - gate[d])
+                gained += product * (one - gate[d])
             kernel[i, j] = strengths[i] * ((plain if j > i else zero) - gained)
         kernel[i, i] += 1
 
@@ -86,7 +87,7 @@ def _kernel_matrix(u, gate, strengths, kernel, zero):
 @njit(fastmath=_FAST)
 def _forward_token(b, t, rank, normalise, zero, raw, gate, x, y, s):
     """Fills y[b, t] and s[b, t] (B, T, D) from raw terms (B, T, K), their sigmoids without input's, and x (B, T, D)."""
-    channels = x.shape[2]
+    channels, one, size = x.shape[2], x.dtype.type(1), x.dtype.type(x.shape[2])
     u = np.empty((rank, channels), x.dtype)
     inverse_norm = np.empty(rank, x.dtype)
     kernel = np.empty((rank, rank), x.dtype)
@@ -96,7 +97,7 @@ def _forward_token(b, t, rank, normalise, zero, raw, gate, x, y, s):
     strengths = gate[b, t, -rank:]
     _directions(raw[b, t], decay, u, inverse_norm, zero)
     for d in range(channels):
-        w = (1 + value[d]) * x[b, t, d]
+        w = (one + value[d]) * x[b, t, d]
         before = y[b, t - 1, d] if t > 0 else zero
         v[d] = decay[d] * (before - w)
     for r in range(rank):
@@ -108,14 +109,14 @@ def _forward_token(b, t, rank, normalise, zero, raw, gate, x, y, s):
     _solve_small(kernel, c)
     for r in range(rank):
         for d in range(channels):
-            v[d] += (1 - decay[d]) * u[r, d] * c[r]
+            v[d] += (one - decay[d]) * u[r, d] * c[r]
     square = zero
     for d in range(channels):
-        new = (1 + value[d]) * x[b, t, d] + v[d]
+        new = (one + value[d]) * x[b, t, d] + v[d]
         y[b, t, d] = new
         square += new * new
     if normalise:
-        inverse = 1 / np.sqrt(square / channels + NORM_EPSILON)
+        inverse = one / np.sqrt(square / size + x.dtype.type(NORM_EPSILON))
         for d in range(channels):
             s[b, t, d] = y[b, t, d] * inverse
 
@@ -126,7 +127,7 @@ def _backward_token(b, t, rank, normalise, zero, raw, gate, x, y, s, grad_y, gra
 
     grad_y (B, T, D) is what comes from outside, grad_s (B, D) what the next step's gates say of s_t.
     """
-    channels = x.shape[2]
+    channels, one, size = x.shape[2], x.dtype.type(1), x.dtype.type(x.shape[2])
     u = np.empty((rank, channels), x.dtype)
     inverse_norm = np.empty(rank, x.dtype)
     kernel = np.empty((rank, rank), x.dtype)
@@ -147,9 +148,9 @@ def _backward_token(b, t, rank, normalise, zero, raw, gate, x, y, s, grad_y, gra
         for d in range(channels):
             square += y[b, t, d] * y[b, t, d]
             dot += s[b, t, d] * grad_s[b, d]
-        inverse = 1 / np.sqrt(square / channels + NORM_EPSILON)
+        inverse = one / np.sqrt(square / size + x.dtype.type(NORM_EPSILON))
         for d in range(channels):
-            z[d] += inverse * (grad_s[b, d] - s[b, t, d] * dot / channels)
+            z[d] += inverse * (grad_s[b, d] - s[b, t, d] * (dot / size))
     else:
         for d in range(channels):
             z[d] += grad_s[b, d]
@@ -161,7 +162,7 @@ def _backward_token(b, t, rank, normalise, zero, raw, gate, x, y, s, grad_y, gra
     for r in range(rank):
         dot = zero
         for d in range(channels):
-            dot += u[r, d] * (1 - decay[d]) * z[d]
+            dot += u[r, d] * (one - decay[d]) * z[d]
         c[r] = dot
     _solve_small(kernel.T.copy(), c)
     for r in range(rank):
@@ -170,8 +171,8 @@ def _backward_token(b, t, rank, normalise, zero, raw, gate, x, y, s, grad_y, gra
 
     # e = y - w and q = (I - Q) e, whose reflections act from the last to the first
     for d in range(channels):
-        e[d] = y[b, t, d] - (1 + value[d]) * x[b, t, d]
-        p[d] = (1 - decay[d]) * z[d]
+        e[d] = y[b, t, d] - (one + value[d]) * x[b, t, d]
+        p[d] = (one - decay[d]) * z[d]
     for r in range(rank - 1, -1, -1):
         dot = zero
         for d in range(channels):
@@ -188,23 +189,23 @@ def _backward_token(b, t, rank, normalise, zero, raw, gate, x, y, s, grad_y, gra
         for d in range(channels):
             e[d] += alpha * e_dot * u[r, d]
             p_dot += u[r, d] * p[d]
-        along = 2 * alpha * e_dot * p_dot
+        along = (alpha + alpha) * e_dot * p_dot
         for d in range(channels):
             grad_u = alpha * (e_dot * p[d] + p_dot * e[d])
             sigmoid = gate[b, t, start + d]
-            slope = sigmoid * (1 + raw[b, t, start + d] * (1 - sigmoid))
+            slope = sigmoid * (one + raw[b, t, start + d] * (one - sigmoid))
             grad_raw[b, t, start + d] = (grad_u - along * u[r, d]) * inverse_norm[r] * slope
             p[d] -= alpha * p_dot * u[r, d]
-        grad_raw[b, t, channels * (1 + rank) + r] = e_dot * p_dot * alpha * (1 - alpha)
+        grad_raw[b, t, channels * (1 + rank) + r] = e_dot * p_dot * alpha * (one - alpha)
 
     for d in range(channels):
-        w = (1 + value[d]) * x[b, t, d]
+        w = (one + value[d]) * x[b, t, d]
         before = y[b, t - 1, d] if t > 0 else zero
-        grad_raw[b, t, d] = z[d] * (before - w - q[d]) * decay[d] * (1 - decay[d])
+        grad_raw[b, t, d] = z[d] * (before - w - q[d]) * decay[d] * (one - decay[d])
         carry[b, d] = decay[d] * z[d]
         grad_w = grad_x[b, t, d] - carry[b, d]
         grad_raw[b, t, channels * (1 + rank) + rank + d] = grad_w * x[b, t, d]
-        grad_x[b, t, d] = grad_w * (1 + value[d])
+        grad_x[b, t, d] = grad_w * (one + value[d])
 
 
 @njit

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fprnn_lightning.mixers.recurrent import shift
+
 
 class DenseRecurrence(torch.autograd.Function):
     """States y (B, T, D) of the dense recurrence from y_0 = 0, in float32 or float64.
@@ -54,5 +56,5 @@ class DenseRecurrence(torch.autograd.Function):
                 torch.mm(grad_raw[:, t], weight, out=grad_s)
         grad_weight = None
         if weight is not None:
-            grad_weight = torch.einsum("btk,btd->kd", grad_raw[:, 1:], s[:, :-1])
+            grad_weight = grad_raw.flatten(0, 1).T @ shift(s).flatten(0, 1)
         return grad_raw, grad_x, grad_weight, None, None
