@@ -1,32 +1,78 @@
-"""What the solvers of the fixed-point layers did in the last training forward, per layer, only where it is logged."""
+"""What the solvers of the fixed-point layers did, per layer: in the last training forward, where it is logged, and over
+a whole validation or test set. A solve that did not converge is reported and warned about, not an error.
+"""
 
+from collections import defaultdict
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from fprnn_lightning.mixers.base import SequenceMixer
 
+Report = dict[str, Tensor]  # iterations, residual, converged, each (B,)
 
-def solver_diagnostics(model: nn.Module) -> dict[int, dict[str, Tensor]]:
+
+def solver_diagnostics(model: nn.Module) -> dict[int, Report]:
     """What each sequence mixer that iterates says of its last forward, by its index among the sequence mixers."""
     mixers = [module for module in model.modules() if isinstance(module, SequenceMixer)]
     return {layer: report for layer, mixer in enumerate(mixers) if (report := mixer.diagnostics())}
 
 
+def summary(report: Report, prefix: str) -> dict[str, Tensor]:
+    """The report of a batch or a set as scalars, named as logged."""
+    return {
+        f"{prefix}/iterations": report["iterations"].float().mean(),
+        f"{prefix}/residual": report["residual"].max(),
+        f"{prefix}/converged": report["converged"].float().mean(),
+    }
+
+
 class SolverReport(Callback):
-    """Logs, every `log_every_n_steps` steps, `solver/layer_<i>/` `iterations` (mean over the sequences), `residual`
-    (the largest) and `converged` (share of the sequences)."""
+    """Logs `iterations` (mean over the sequences), `residual` (the largest) and `converged` (share of the sequences).
+
+    In training as `solver/layer_<i>/...`, every `log_every_n_steps` steps; of a whole validation or test set as
+    `validation/solver/layer_<i>/...` or `test/solver/layer_<i>/...`, and outside a fit with a warning if some have not
+    converged.
+    """
+
+    def __init__(self) -> None:
+        self.reports: dict[int, list[Report]] = defaultdict(list)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer._logger_connector.should_update_logs:
             for layer, report in solver_diagnostics(pl_module).items():
-                pl_module.log_dict(
-                    {
-                        f"solver/layer_{layer}/iterations": report["iterations"].float().mean(),
-                        f"solver/layer_{layer}/residual": report["residual"].max(),
-                        f"solver/layer_{layer}/converged": report["converged"].float().mean(),
-                    }
+                pl_module.log_dict(summary(report, f"solver/layer_{layer}"))
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self._collect(pl_module)
+
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self._collect(pl_module)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._conclude(trainer, pl_module, "validation")
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._conclude(trainer, pl_module, "test")
+
+    def _collect(self, pl_module: LightningModule) -> None:
+        for layer, report in solver_diagnostics(pl_module).items():
+            self.reports[layer].append(report)
+
+    def _conclude(self, trainer: Trainer, pl_module: LightningModule, split: str) -> None:
+        for layer, reports in self.reports.items():
+            report = {name: torch.cat([part[name] for part in reports]) for name in reports[0]}
+            pl_module.log_dict(summary(report, f"{split}/solver/layer_{layer}"), sync_dist=True)
+            failed = (~report["converged"]).sum().item()
+            if failed and trainer.state.fn != "fit":
+                rank_zero_warn(
+                    f"layer {layer}: {failed} of {len(report['converged'])} {split} sequences have not converged after "
+                    f"{report['iterations'].max().item()} iterations, the largest relative change is "
+                    f"{report['residual'].max().item():.2g}"
                 )
+        self.reports.clear()

@@ -23,6 +23,15 @@ def test_solver_report_asks_only_where_it_logs(small_learner, small_task, small_
     assert iterating_mixer.asked == 2
 
 
+def test_solver_report_of_a_test_set_warns_of_what_did_not_converge(
+    small_learner, small_task, small_trainer, iterating_mixer
+):
+    trainer = small_trainer(callbacks=[SolverReport()])
+    with pytest.warns(UserWarning, match=r"layer 0: 1 of 4 test sequences have not converged after 4 iterations"):
+        trainer.test(small_learner(mixer=iterating_mixer), small_task(test_sequences=16), verbose=False)
+    assert trainer.callback_metrics["test/solver/layer_0/converged"].item() == 0.75
+
+
 def test_nothing_is_reported_of_mixers_that_do_not_iterate(small_learner, small_task, small_trainer):
     trainer = small_trainer(callbacks=[SolverReport()])
     trainer.fit(small_learner(), small_task())
