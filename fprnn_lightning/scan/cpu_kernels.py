@@ -7,8 +7,8 @@ result is, bit for bit, that of the loop over time. (Cores that share rows inste
 fight over cache lines: at B = 1 two are then slower than one.)
 
 A job (see `thread_kernels`) is 25 numbers: a ticket counter, B, T, D, the number of pieces, whether to mend, whether to
-run the backward; then three per tensor: the address of its first row in scan order (0: no such tensor), the bytes to
-the next sequence, and to the next step.
+run the backward; then three per tensor: the address of its first row in scan order (0: no such tensor), and the bytes to
+the next sequence and to the next step.
 """
 
 import itertools
@@ -19,7 +19,7 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from fprnn_lightning.scan.thread_kernels import compile_worker, row, run, take_ticket
+from fprnn_lightning.scan.thread_kernels import compile_worker, place, row, run, take_ticket
 
 SMALLEST_PIECE = 32768  # elements, as for torch; below, waking a second core costs more than it saves
 
@@ -27,31 +27,41 @@ NOTHING = (0, 0, 0)
 
 
 @njit
-def _multiply_add(out, a, b, c, downwards):
-    """out = a b + c, channel by channel, up or down: hardware prefetches only a stream that keeps to one direction."""
+def _multiply_add(out, a, b, c, channels, downwards, zero):
+    """out = a b + c, rows given by their addresses; up or down, as hardware prefetches only a stream of one direction."""
+    out, a, b, c = row(out, channels, zero), row(a, channels, zero), row(b, channels, zero), row(c, channels, zero)
     if downwards:
-        for d in range(len(out) - 1, -1, -1):
+        for d in range(channels - 1, -1, -1):
             out[d] = a[d] * b[d] + c[d]
     else:
-        for d in range(len(out)):
+        for d in range(channels):
             out[d] = a[d] * b[d] + c[d]
 
 
 @njit
-def _multiply(out, a, b, downwards):
+def _multiply(out, a, b, channels, downwards, zero):
+    """out = a b."""
+    out, a, b = row(out, channels, zero), row(a, channels, zero), row(b, channels, zero)
     if downwards:
-        for d in range(len(out) - 1, -1, -1):
+        for d in range(channels - 1, -1, -1):
             out[d] = a[d] * b[d]
     else:
-        for d in range(len(out)):
+        for d in range(channels):
             out[d] = a[d] * b[d]
 
 
 @njit
-def _changes(out, a, b, c):
+def _copy(out, a, channels, zero):
+    """out = a."""
+    row(out, channels, zero)[:] = row(a, channels, zero)
+
+
+@njit
+def _changes(out, a, b, c, channels, zero):
     """The same as _multiply_add, and in how many channels it was not so already."""
+    out, a, b, c = row(out, channels, zero), row(a, channels, zero), row(b, channels, zero), row(c, channels, zero)
     count = 0
-    for d in range(len(out)):
+    for d in range(channels):
         value = a[d] * b[d] + c[d]
         count += value != out[d]
         out[d] = value
@@ -62,18 +72,20 @@ def _changes(out, a, b, c):
 def _forward_rows(job, zero, b, start, end, mend):
     T, D = job[2], job[3]
     decay, drive, initial, states = job[7:10], job[10:13], job[13:16], job[16:19]
-    downwards = states[2] < 0
-    h = row(states, b, start - 1, D, zero) if start > 0 else row(initial, b, 0, D, zero)
-    for t in range(start, end):
-        a, x, y = row(decay, b, t, D, zero), row(drive, b, t, D, zero), row(states, b, t, D, zero)
-        if mend:
-            if _changes(y, a, h, x) == 0:
-                return t
-        elif t > start or (t == 0 and initial[0] != 0):
-            _multiply_add(y, a, h, x, downwards)
+    a, x, y, y_step = place(decay, b, start), place(drive, b, start), place(states, b, start), states[2]
+    if not mend:
+        if start == 0 and initial[0] != 0:
+            _multiply_add(y, a, place(initial, b, 0), x, D, y_step < 0, zero)
         else:
-            y[:] = x
-        h = y
+            _copy(y, x, D, zero)
+        start += 1
+        a, x, y = a + decay[2], x + drive[2], y + y_step
+    for t in range(start, end):
+        if not mend:
+            _multiply_add(y, a, y - y_step, x, D, y_step < 0, zero)
+        elif _changes(y, a, y - y_step, x, D, zero) == 0:
+            return t
+        a, x, y = a + decay[2], x + drive[2], y + y_step
     return T
 
 
@@ -82,20 +94,19 @@ def _backward_rows(job, zero, b, start, end, mend):
     T, D = job[2], job[3]
     decay, grad, initial, states = job[7:10], job[10:13], job[13:16], job[16:19]
     grad_decay, grad_drive = job[19:22], job[22:25]
-    downwards = grad_drive[2] < 0
-    a, y = row(decay, b, max(start - 1, 0), D, zero), row(grad_drive, b, max(start - 1, 0), D, zero)
+    z_step, downwards = grad_drive[2], grad_drive[2] < 0
+    a, g, z = place(decay, b, start - 1), place(grad, b, start), place(grad_drive, b, start)
+    h, w = place(states, b, start + 1), place(grad_decay, b, start)
     for t in range(start, end):
-        g, z, w = row(grad, b, t, D, zero), row(grad_drive, b, t, D, zero), row(grad_decay, b, t, D, zero)
         if mend:
-            if _changes(z, a, y, g) == 0:
+            if _changes(z, a, z - z_step, g, D, zero) == 0:
                 return t
         elif t > start:
-            _multiply_add(z, a, y, g, downwards)
+            _multiply_add(z, a, z - z_step, g, D, downwards, zero)
         else:
-            z[:] = g
-        h = row(states, b, t + 1, D, zero) if t + 1 < T else row(initial, b, 0, D, zero)
-        _multiply(w, z, h, downwards)
-        a, y = row(decay, b, t, D, zero), z
+            _copy(z, g, D, zero)
+        _multiply(w, z, h if t + 1 < T else place(initial, b, 0), D, downwards, zero)
+        a, g, z, h, w = a + decay[2], g + grad[2], z + z_step, h + states[2], w + grad_decay[2]
     return T
 
 

@@ -40,9 +40,15 @@ def take_ticket(typingctx, job):
 
 
 @njit
-def row(tensor, b, t, channels, zero):
-    """The channels at (b, t) of a tensor given as its address and the bytes to the next b and to the next t."""
-    return carray(pointer(tensor[0] + b * tensor[1] + t * tensor[2], zero), (channels,))
+def place(layout, b, t):
+    """The address of the row (b, t) of a tensor: a layout is its address and the bytes to the next b and the next t."""
+    return layout[0] + b * layout[1] + t * layout[2]
+
+
+@njit
+def row(address, channels, zero):
+    """So many numbers from an address on."""
+    return carray(pointer(address, zero), (channels,))
 
 
 def compile_worker(work: Callable) -> Callable:
