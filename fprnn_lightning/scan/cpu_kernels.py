@@ -1,14 +1,15 @@
 """The linear scan h_t = decay_t h_{t-1} + drive_t on the CPU at memory bandwidth: forward, and backward in one sweep.
 
-The B·T rows of D channels are cut into one piece per core, whatever B is. A piece that begins inside a sequence starts
-from a state of zero; when all are done such pieces are mended: run again from the true state until a row comes out as
-it already stands, from where on every later row is right. With decays below one that happens soon, and always the
-result is, bit for bit, that of the loop over time. (Cores that share rows instead, each with some of the channels,
-fight over cache lines: at B = 1 two are then slower than one.)
+Cores take whole sequences in turn. Where these are too few to go round, the B·T rows of D channels are cut into one
+piece per core. A piece that begins inside a sequence starts from a state of zero; when all are done such pieces are
+mended: run again from the true state until a row comes out as it already stands, from where on every later row is
+right. With decays below one that happens soon, and always the result is, bit for bit, that of the loop over time.
+(Cores that share rows instead, each with some of the channels, disturb each other's prefetching: at B = 1 two are then
+slower than one.)
 
 A job (see `thread_kernels`) is 25 numbers: a ticket counter, B, T, D, the number of pieces, whether to mend, whether to
-run the backward; then three per tensor: the address of its first row in scan order (0: no such tensor), and the bytes to
-the next sequence and to the next step.
+run the backward; then three per tensor: the address of its first row in scan order (0: no such tensor), and the bytes
+to the next sequence and to the next step.
 """
 
 import itertools
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from fprnn_lightning.scan.thread_kernels import compile_worker, place, row, run, take_ticket
 
+MANY = 8  # sequences per core, from which on they are pieces enough
 SMALLEST_PIECE = 32768  # elements, as for torch; below, waking a second core costs more than it saves
 
 NOTHING = (0, 0, 0)
@@ -36,6 +38,21 @@ def _multiply_add(out, a, b, c, channels, downwards, zero):
     else:
         for d in range(channels):
             out[d] = a[d] * b[d] + c[d]
+
+
+@njit
+def _multiply_add_on(out, a, c, rows, channels, zero):
+    """Row by row out = a out' + c, with out' the row before; from that row's address, for tensors without gaps.
+
+    One offset for all three lets the compiler see once that they do not overlap, not once a row.
+    """
+    out, a, c = row(out, 1, zero), row(a, 1, zero), row(c, 1, zero)
+    channels = np.uintp(channels)  # unsigned indices are not checked for being negative
+    before, here = np.uintp(0), channels
+    for _ in range(rows):
+        for d in range(channels):
+            out[here + d] = a[here + d] * out[before + d] + c[here + d]
+        before, here = here, here + channels
 
 
 @njit
@@ -80,6 +97,9 @@ def _forward_rows(job, zero, b, start, end, mend):
             _copy(y, x, D, zero)
         start += 1
         a, x, y = a + decay[2], x + drive[2], y + y_step
+        if decay[2] == drive[2] == y_step > 0:
+            _multiply_add_on(y - y_step, a - y_step, x - y_step, end - start, D, zero)
+            return T
     for t in range(start, end):
         if not mend:
             _multiply_add(y, a, y - y_step, x, D, y_step < 0, zero)
@@ -153,11 +173,13 @@ def _worker(dtype: torch.dtype):
 def _run(x: Tensor, backward: bool, *tensors: tuple[int, int, int]) -> None:
     """Runs one job on as many cores as torch uses; x is any of its (B, T, D) tensors."""
     B, T, D = x.shape
-    pieces = max(1, min(torch.get_num_threads(), B * T * D // SMALLEST_PIECE))
+    threads = max(1, min(torch.get_num_threads(), B * T * D // SMALLEST_PIECE))
+    cut = B % threads and B < MANY * threads
+    pieces = threads if cut else B
     strides = tuple(itertools.chain.from_iterable(tensors))
-    run(_worker(x.dtype), (0, B, T, D, pieces, False, backward, *strides), pieces)
-    if B % pieces:
-        run(_worker(x.dtype), (0, B, T, D, pieces, True, backward, *strides), min(pieces, B))
+    run(_worker(x.dtype), (0, B, T, D, pieces, False, backward, *strides), threads)
+    if cut:
+        run(_worker(x.dtype), (0, B, T, D, pieces, True, backward, *strides), min(threads, B))
 
 
 def _rows(x: Tensor) -> Tensor:
