@@ -33,7 +33,7 @@ class LengthCurve(Callback):
         if trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
             Console().print(table(rows))
-            figure = draw(rows, trained_length=pl_module.curriculum.end)
+            figure = draw(rows, trained_length=pl_module.curriculum.end, title=" / ".join(folder.parts[-3:]))
             _write(folder / "length_curve.csv", lambda path: write_csv(rows, path))
             _write(folder / "length_curve.png", lambda path: figure.savefig(path, format="png", dpi=150))
             for logger in trainer.loggers:
@@ -63,7 +63,7 @@ def write_csv(rows: list[Row], path: Path) -> None:
             writer.writerow([row["length"], *(f"{row[name]:.6f}" for name in ACCURACIES), row["sequences"]])
 
 
-def draw(rows: list[Row], trained_length: int) -> Figure:
+def draw(rows: list[Row], trained_length: int, title: str) -> Figure:
     """The accuracies over the length, on a logarithmic axis, with the lengths of training shaded."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -84,7 +84,8 @@ def draw(rows: list[Row], trained_length: int) -> Figure:
     axes.set_ylabel("accuracy")
     axes.grid(axis="y", color="0.85", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, loc="outside upper center", ncols=len(ACCURACIES))
+    axes.set_title(title, loc="left", fontsize="medium")
+    figure.legend(frameon=False, loc="outside upper right", ncols=len(ACCURACIES))
     return figure
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fprnn_lightning.channel_mixers.householder import Householder
 from fprnn_lightning.mixers.dense import DenseMixer
+from fprnn_lightning.mixers.dense_kernels import SMALLEST_SHARE
 from fprnn_lightning.mixers.recurrent import StateDependence
 
 
@@ -48,6 +49,20 @@ def test_float32_is_as_exact_as_the_loop(rank):
         scale = exact[name].abs().max()
         error, allowed = ((part[name] - exact[name]).abs().max() / scale for part in (fused, loop))
         assert error <= 2 * allowed + 1e-6, f"{name}: {error:.1e}, allowed {2 * allowed + 1e-6:.1e}"
+
+
+def test_threads_change_nothing():
+    torch.manual_seed(0)
+    mixer, before = DenseMixer(64), torch.get_num_threads()
+    x = torch.randn(3 * SMALLEST_SHARE // mixer.core.channels, 5, 64)
+    results = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            results.append(_outputs_and_gradients(mixer, x, True))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(*results)
 
 
 def test_non_contiguous_input_and_no_gradient():
