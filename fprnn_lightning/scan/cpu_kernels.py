@@ -30,7 +30,7 @@ NOTHING = (0, 0, 0)
 
 @njit
 def _multiply_add(out, a, b, c, channels, downwards, zero):
-    """out = a b + c, rows given by their addresses; up or down, as hardware prefetches only a stream of one direction."""
+    """out = a b + c, rows given by addresses; up or down, as hardware prefetches only a stream of one direction."""
     out, a, b, c = row(out, channels, zero), row(a, channels, zero), row(b, channels, zero), row(c, channels, zero)
     if downwards:
         for d in range(channels - 1, -1, -1):
@@ -174,7 +174,7 @@ def _run(x: Tensor, backward: bool, *tensors: tuple[int, int, int]) -> None:
     """Runs one job on as many cores as torch uses; x is any of its (B, T, D) tensors."""
     B, T, D = x.shape
     threads = max(1, min(torch.get_num_threads(), B * T * D // SMALLEST_PIECE))
-    cut = B % threads and B < MANY * threads
+    cut = B % threads and B // threads < MANY
     pieces = threads if cut else B
     strides = tuple(itertools.chain.from_iterable(tensors))
     run(_worker(x.dtype), (0, B, T, D, pieces, False, backward, *strides), threads)
