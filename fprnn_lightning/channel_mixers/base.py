@@ -36,7 +36,10 @@ class ChannelMixer(nn.Module, ABC, Generic[Coefficients]):
 
     @abstractmethod
     def solve(self, q: Coefficients, gain: Tensor, v: Tensor) -> Tensor:
-        """The h with (I - diag(gain) (I - Q)) h = v: gain and v (..., D), 0 <= gain < 1 -> (..., D)."""
+        """The h with (I - diag(gain) (I - Q)) h = v: gain and v (..., D), 0 <= gain < 1 -> (..., D).
+
+        It exists for certain if ||I - Q|| <= 1; where it does not, the result is not finite.
+        """
 
     def apply(self, q: Coefficients, v: Tensor) -> Tensor:
         """Q v: (..., D) -> (..., D)."""

@@ -5,7 +5,8 @@ T^-1 = diag(1 / alpha) + striu(U^T U), so that with Woodbury's identity
 
     (I - diag(g) (I - Q))^-1 v = v + g * U K^-1 (alpha * U^T v),    K = I + diag(alpha) (striu(U^T U) - U^T diag(g) U),
 
-which costs O(D R^2 + R^3) and is Sherman-Morrison for R = 1.
+which costs O(D R^2 + R^3) and is Sherman-Morrison for R = 1. For R = 1 the matrix is never singular; for R > 1, where
+||I - Q|| may exceed 1, it can be, though rarely: the result is then not finite, or very large near by.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), section 3.3; compact form: Bischof and Van Loan 1987.
 """
@@ -17,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fprnn_lightning.channel_mixers.base import ChannelMixer
+
+SHORTEST = 1e-6  # a direction shorter than this is not brought to unit length
 
 
 class Reflections(NamedTuple):
@@ -46,7 +49,7 @@ class Householder(ChannelMixer[Reflections]):
     def coefficients(self, raw: Tensor) -> Reflections:
         directions, strengths = raw.split((self.rank * self.channels, self.rank), -1)
         directions = functional.silu(directions).unflatten(-1, (self.rank, self.channels))
-        return Reflections(functional.normalize(directions, dim=-1, eps=1e-6), strengths.sigmoid())
+        return Reflections(functional.normalize(directions, dim=-1, eps=SHORTEST), strengths.sigmoid())
 
     def residual_apply(self, q: Reflections, v: Tensor) -> Tensor:
         mixed = v
@@ -60,5 +63,5 @@ class Householder(ChannelMixer[Reflections]):
         gained = u * gain[..., None, :]  # ... R D
         gram = torch.triu(u @ u.mT, diagonal=1) - gained @ u.mT  # ... R R
         kernel = torch.eye(self.rank, dtype=v.dtype, device=v.device) + alpha * gram
-        weights = torch.linalg.solve(kernel, alpha * (u @ v[..., None]))  # ... R 1
+        weights, _ = torch.linalg.solve_ex(kernel, alpha * (u @ v[..., None]))  # ... R 1; not finite where singular
         return v + (gained.mT @ weights)[..., 0]

@@ -50,10 +50,10 @@ class DenseMixer(RecurrentMixer):
 
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
         if self._kernels_fit(x):
-            return DenseRecurrence.apply(
-                raw, x, self.terms.feedback_weight(), self.channel_mixer.rank, self.dependence.normalise
-            )
-        y, states = self.initial_state(len(x)).to(x.dtype), []
+            weight = self.terms.feedback_weight()
+            weight = None if weight is None else weight.to(x.dtype)
+            return DenseRecurrence.apply(raw, x, weight, self.channel_mixer.rank, self.dependence.normalise)
+        y, states = self.initial_state(len(x)), []
         for x_t, raw_t in zip(x.unbind(1), raw.unbind(1), strict=True):
             y = self.next_state(x_t, raw_t, y)
             states.append(y)

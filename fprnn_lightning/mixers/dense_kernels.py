@@ -19,17 +19,19 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
+from fprnn_lightning.channel_mixers.householder import SHORTEST
 from fprnn_lightning.mixers.recurrent import NORM_EPSILON
 from fprnn_lightning.scan.thread_kernels import compile_worker, pointer, run, take_ticket
 
 SMALLEST_SHARE = 8192  # numbers of the state; below, waking a second core costs more than it saves
 
 # Numbers are written in the tensors' dtype (`one`, `zero`, `size`): an int or float64 among them would widen the loops.
-# Reassociation lets sums be vectorised; NaN and infinity keep their meaning, so that divergence is seen.
+# Reassociation lets sums be vectorised; NaN and infinity keep their meaning, so that divergence is seen, and a division
+# by zero gives them (error_model) instead of an exception that nobody could catch.
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, error_model="numpy")
 def _solve_small(matrix, right):
     """Solves matrix @ solution = right in place of `right`, by elimination with pivoting: (R, R), (R,)."""
     size = right.shape[0]
@@ -53,10 +55,10 @@ def _solve_small(matrix, right):
         right[i] /= matrix[i, i]
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, error_model="numpy")
 def _directions(raw, gate, u, inverse_norm, zero):
     """Fills u (R, D) with unit directions and inverse_norm (R,), from one token's raw terms and their sigmoids."""
-    rank, channels = u.shape
+    (rank, channels), one = u.shape, raw.dtype.type(1)
     for r in range(rank):
         start = channels * (1 + r)
         square = zero
@@ -64,12 +66,12 @@ def _directions(raw, gate, u, inverse_norm, zero):
             n = raw[start + d] * gate[start + d]
             u[r, d] = n
             square += n * n
-        inverse_norm[r] = 1 / max(np.sqrt(square), 1e-6)
+        inverse_norm[r] = one / max(np.sqrt(square), raw.dtype.type(SHORTEST))
         for d in range(channels):
             u[r, d] *= inverse_norm[r]
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, error_model="numpy")
 def _kernel_matrix(u, gate, strengths, kernel, zero):
     """Fills kernel (R, R) with K = I + diag(alpha) (striu(U^T U) - U^T diag(g) U)."""
     (rank, channels), one = u.shape, u.dtype.type(1)
@@ -84,7 +86,7 @@ def _kernel_matrix(u, gate, strengths, kernel, zero):
         kernel[i, i] += 1
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, error_model="numpy")
 def _forward_token(b, t, rank, normalise, zero, raw, gate, x, y, s):
     """Fills y[b, t] and s[b, t] (B, T, D) from raw terms (B, T, K), their sigmoids without input's, and x (B, T, D)."""
     channels, one, size = x.shape[2], x.dtype.type(1), x.dtype.type(x.shape[2])
@@ -121,7 +123,7 @@ def _forward_token(b, t, rank, normalise, zero, raw, gate, x, y, s):
             s[b, t, d] = y[b, t, d] * inverse
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, error_model="numpy")
 def _backward_token(b, t, rank, normalise, zero, raw, gate, x, y, s, grad_y, grad_s, carry, grad_raw, grad_x):
     """Fills grad_raw[b, t] and grad_x[b, t], and turns `carry` (B, D), dy_t from later steps, into that of y_{t-1}.
 
@@ -189,7 +191,7 @@ def _backward_token(b, t, rank, normalise, zero, raw, gate, x, y, s, grad_y, gra
         for d in range(channels):
             e[d] += alpha * e_dot * u[r, d]
             p_dot += u[r, d] * p[d]
-        along = (alpha + alpha) * e_dot * p_dot
+        along = (alpha + alpha) * e_dot * p_dot if inverse_norm[r] < one / x.dtype.type(SHORTEST) else zero
         for d in range(channels):
             grad_u = alpha * (e_dot * p[d] + p_dot * e[d])
             sigmoid = gate[b, t, start + d]
@@ -208,7 +210,7 @@ def _backward_token(b, t, rank, normalise, zero, raw, gate, x, y, s, grad_y, gra
         grad_x[b, t, d] = grad_w * (one + value[d])
 
 
-@njit
+@njit(error_model="numpy")
 def _work(counter, zero):
     job = carray(counter, (19,))
     B, T, D, K, t, rank, normalise, backward = job[1:9]

@@ -68,7 +68,7 @@ class FixedPointMixer(RecurrentMixer):
         self.train_iterations = train_iterations
         self.evaluation_iterations = evaluation_iterations
         self.gradient = gradient
-        self._last: Solution | None = None
+        self._report: dict[str, Tensor] = {}
 
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
         fixed = self.gates_and_mixing(x, raw, x) if self.terms.from_feedback is None else None
@@ -79,8 +79,16 @@ class FixedPointMixer(RecurrentMixer):
             return self.core.sequence_pass(gates, gates.value + residual)
 
         measure = change_per_sequence if self.training else _change_per_prefix
-        self._last = self._solve(iterate, torch.zeros_like(x), measure)
-        return self._last.value
+        solution = self._solve(iterate, torch.zeros_like(x), measure)
+        self._report = {
+            name: items if items.dim() == 1 else items[:, -1]  # of all prefixes, that of the whole sequence
+            for name, items in (
+                ("iterations", solution.steps),
+                ("residual", solution.residual),
+                ("converged", solution.converged),
+            )
+        }
+        return solution.value
 
     def next_state(self, x: Tensor, raw: Tensor, state: Tensor) -> Tensor:
         gates, q = self.gates_and_mixing(x, raw, self.normalise(state))
@@ -92,13 +100,7 @@ class FixedPointMixer(RecurrentMixer):
         return self._solve(iterate, state, change_per_sequence).value
 
     def diagnostics(self) -> dict[str, Tensor]:
-        if self._last is None:
-            return {}
-        steps, residual, converged = (
-            items if items.dim() == 1 else items[:, -1]
-            for items in (self._last.steps, self._last.residual, self._last.converged)
-        )
-        return {"iterations": steps, "residual": residual, "converged": converged}
+        return self._report
 
     def _solve(self, iterate: Function, initial: Tensor, measure: Measure) -> Solution:
         find = partial(

@@ -29,5 +29,6 @@ class LSTMMixer(SequenceMixer):
         return zeros, torch.zeros_like(zeros)
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        hidden, state = self.lstm(x[:, None], state)
+        with torch.autocast(x.device.type, enabled=False):
+            hidden, state = self.lstm(x[:, None].to(self.output_projection.weight.dtype), state)
         return self.output_projection(hidden[:, 0]), state

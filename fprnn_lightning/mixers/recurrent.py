@@ -76,7 +76,7 @@ class TermProjection(nn.Module):
     def add_feedback(self, raw: Tensor, feedback: Tensor) -> Tensor:
         """The raw terms of the input with those of the feedback: (..., sum of sizes) and (..., D)."""
         weight = self.feedback_weight()
-        return raw if weight is None else raw + functional.linear(feedback, weight)
+        return raw if weight is None else raw + functional.linear(feedback.to(weight.dtype), weight)
 
 
 class RecurrentMixer(SequenceMixer):
@@ -136,21 +136,25 @@ class RecurrentMixer(SequenceMixer):
 
     def forward(self, x: Tensor) -> Tensor:
         x, gate = self.input_projection(x).chunk(2, -1)
-        precise = torch.promote_types(x.dtype, torch.float32)
-        s = self.normalise(self.states(x.to(precise), self.terms.from_input(x).to(precise)))
+        s = self.normalise(self.states(_precise(x), _precise(self.terms.from_input(x))))
         return self._project_out(x, gate, s, shift(s))
 
     def initial_state(self, batch: int) -> Tensor:
-        return self.output_projection.weight.new_zeros(batch, self.core.channels)
+        return _precise(self.output_projection.weight.new_zeros(batch, self.core.channels))
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         x, gate = self.input_projection(x).chunk(2, -1)
-        new_state = self.next_state(x, self.terms.from_input(x), state)
+        new_state = self.next_state(_precise(x), _precise(self.terms.from_input(x)), state)
         return self._project_out(x, gate, self.normalise(new_state), self.normalise(state)), new_state
 
     def _project_out(self, x: Tensor, gate: Tensor, s: Tensor, feedback: Tensor) -> Tensor:
         raw_output = self.output_term.add_feedback(self.output_term.from_input(x), feedback)
-        return self.output_projection(self.core.read_out(raw_output, s) * functional.silu(gate))
+        return self.output_projection((self.core.read_out(raw_output, s) * functional.silu(gate)).to(gate.dtype))
+
+
+def _precise(x: Tensor) -> Tensor:
+    """In float32 at least, as states, decays and the recurrence are even where the matrix products are not."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def shift(s: Tensor) -> Tensor:

@@ -58,12 +58,15 @@ class SequenceModel(nn.Module):
 
     @torch.no_grad()
     def generate(self, prompt: Tensor, length: int) -> Tensor:
-        """Continues prompts greedily, in constant memory: prompt (B, T) -> the tokens that follow (B, length)."""
+        """Continues prompts greedily, in constant memory: prompt (B, T) -> the tokens that follow (B, length).
+
+        Both T and length are at least 1.
+        """
         states = self.initial_state(len(prompt))
         for tokens in prompt.unbind(1):
             logits, states = self.step(tokens, states)
         generated = [logits.argmax(-1)]
-        while len(generated) < length:
+        for _ in range(length - 1):
             logits, states = self.step(generated[-1], states)
             generated.append(logits.argmax(-1))
         return torch.stack(generated, 1)

@@ -65,32 +65,33 @@ def solve(
         solver: makes the next iterate.
         stopping: tolerance, and the share of items that ends a joint iteration.
         iterations: the most evaluations of f; 0 returns the initial value.
-        independent: whether every item stops for itself and is then frozen, so that what becomes of it does not
-            depend on the others; otherwise all go on until the share has converged.
+        independent: whether every item stays where it has converged, so that what becomes of it does not depend on
+            the others; otherwise all go on until the share has converged.
         measure: relative change of each item, from f(y) - y and f(y).
     """
     y = initial
     residual = measure(torch.ones_like(initial), torch.ones_like(initial)).fill_(torch.inf)
     steps = torch.zeros_like(residual, dtype=torch.long)
-    frozen = torch.zeros_like(residual, dtype=torch.bool)
+    converged = torch.zeros_like(residual, dtype=torch.bool)
     memory = solver.start(residual)
     for _ in range(iterations):
         f_y = function(y)
         with torch.no_grad():
-            residual = torch.where(frozen, residual, measure(f_y - y, f_y))
+            steps += ~converged if independent else 1
+            residual = measure(f_y - y, f_y)
             converged = residual < stopping.tolerance
-            steps += ~frozen
         proposed, memory = solver.propose(y, f_y, residual, memory)
         if independent:
-            y = torch.where(_over_items(frozen, y), y, proposed)
-            frozen = converged
-            done = frozen.all()
+            y = torch.where(_over_items(converged, y), y, proposed)
+            done = converged.all()
         else:
             y = proposed
             done = converged.float().mean() >= stopping.share
         if done:
             break
-    return Solution(y, steps, residual, residual < stopping.tolerance)
+    if independent and iterations:
+        y = torch.where(_over_items(converged, y), f_y, y)
+    return Solution(y, steps, residual, converged)
 
 
 def _over_items(mask: Tensor, y: Tensor) -> Tensor:

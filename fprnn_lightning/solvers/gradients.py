@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fprnn_lightning.solvers.base import Function, Solution, solve
 from fprnn_lightning.solvers.picard import Picard
@@ -22,7 +23,11 @@ Find = Callable[..., Solution]
 
 
 class GradientRule(ABC):
-    """How a solve is recorded for backpropagation; subclasses are frozen dataclasses without weights."""
+    """How a solve is recorded for backpropagation; subclasses are frozen dataclasses without weights.
+
+    A rule may record one more step at what was found, so where a solve has not converged the value with gradients is
+    one step beyond the value without, and the report is of the step before.
+    """
 
     @abstractmethod
     def differentiate(self, find: Find, function: Function, initial: Tensor, iterations: int) -> Solution:
@@ -49,7 +54,7 @@ class OneStep(GradientRule):
 
 @dataclass(frozen=True)
 class Implicit(GradientRule):
-    """The true gradient at the fixed point, by iterating the adjoint equation; memory of one step.
+    """The true gradient at the fixed point, by iterating the adjoint equation; memory of one step. Once differentiable.
 
     Args:
         iterations: the most vector-Jacobian products.
@@ -91,5 +96,6 @@ class _WithAdjoint(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.adjoint(grad), None

@@ -102,7 +102,8 @@ class ProgressiveLengths(Curriculum):
         return self.current
 
     def observe(self, accuracy: Tensor, step: int) -> None:
-        self.running_accuracy = self.smoothing * self.running_accuracy + (1 - self.smoothing) * accuracy.item()
+        if accuracy.isfinite():  # else no position of the batch was scored
+            self.running_accuracy = self.smoothing * self.running_accuracy + (1 - self.smoothing) * accuracy.item()
         if self.current < self.end and self.running_accuracy > self.threshold:
             self.current += 1
             self.running_accuracy = 0.0

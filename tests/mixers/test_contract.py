@@ -82,6 +82,56 @@ def test_outputs_do_not_depend_on_later_tokens_padding_or_the_batch(mixer):
     torch.testing.assert_close(mixer(padded)[:, :9], whole, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("iterations", [2, 5, 64])
+def test_that_holds_for_a_loose_solve_too(iterations):
+    """Many sequences of different difficulty, a coarse tolerance, and caps that bind: each still stops for itself."""
+    torch.manual_seed(0)
+    mixer = FixedPointMixer(16, stopping=Stopping(0.1, 0.75), evaluation_iterations=iterations).double().eval()
+    with torch.no_grad():
+        mixer.terms.from_feedback.weight *= 3
+        x = torch.randn(12, 40, 16, dtype=torch.double) * torch.logspace(-1, 1, 12, dtype=torch.double)[:, None, None]
+        whole = mixer(x)
+        assert len(mixer.diagnostics()["iterations"].unique()) > 1 or iterations < 64
+        torch.testing.assert_close(mixer(x[:, :17]), whole[:, :17], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(mixer(x[3:5]), whole[3:5], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("factory", [DenseMixer, DiagonalMixer, FixedPointMixer, LSTMMixer])
+def test_the_state_is_float32_under_autocast(factory):
+    """With a decay so near to 1 that bfloat16 rounds it to 1, nothing would ever be written into the state."""
+    torch.manual_seed(0)
+    mixer = factory(16).eval()
+    if factory is not LSTMMixer:
+        with torch.no_grad():
+            mixer.terms.from_input.bias[: mixer.core.channels] = 7.0
+    x = torch.randn(2, 100, 16)
+    with torch.no_grad():
+        exact = mixer(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            forward, state, steps = mixer(x), mixer.initial_state(2), []
+            for x_t in x.unbind(1):
+                y_t, state = mixer.step(x_t, state)
+                steps.append(y_t)
+    scale = exact.abs().max()
+    assert (forward.float() - exact).abs().max() < 0.05 * scale
+    assert (torch.stack(steps, 1).float() - exact).abs().max() < 0.05 * scale
+
+
+def test_bfloat16_weights_work(mixer):
+    x = torch.randn(2, 6, WIDTH, dtype=torch.double)
+    exact = mixer(x)
+    mixer.bfloat16()
+    rounded = mixer(x.bfloat16())
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded.double() - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+def test_a_mixer_can_be_copied_after_a_forward(mixer):
+    x = torch.randn(2, 5, WIDTH, dtype=torch.double)
+    y = mixer(x)
+    assert torch.equal(deepcopy(mixer)(x), y)
+
+
 def test_weights_travel_by_state_dict(mixer):
     other = deepcopy(mixer)
     for parameter in other.parameters():

@@ -51,6 +51,34 @@ def test_float32_is_as_exact_as_the_loop(rank):
         assert error <= 2 * allowed + 1e-6, f"{name}: {error:.1e}, allowed {2 * allowed + 1e-6:.1e}"
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-7, 3e-6])
+def test_directions_too_short_to_be_normalised(scale):
+    torch.manual_seed(0)
+    mixer = DenseMixer(4).double()
+    channels = mixer.core.channels
+    with torch.no_grad():
+        for part in (mixer.terms.from_input.weight, mixer.terms.from_input.bias, mixer.terms.from_feedback.weight):
+            part[channels : 2 * channels] *= scale
+    x = torch.randn(3, 5, 4, dtype=torch.double)
+    torch.testing.assert_close(*(_outputs_and_gradients(mixer, x, fused) for fused in (True, False)))
+
+
+def test_a_singular_token_spoils_its_own_sequence_only():
+    torch.manual_seed(0)
+    mixer = DenseMixer(4, dependence=StateDependence(False, False, False, False))
+    channels = mixer.core.channels
+    x = torch.randn(6, 3, channels)
+    raw = torch.randn(6, 3, sum(mixer.terms.sizes))
+    alone = mixer.states(x, raw)
+    raw[0, 1, :channels], raw[0, 1, 2 * channels] = -40.0, 40.0  # decay 0 and strength 1, so that K = 0
+    raw[0, 1, channels : 2 * channels] = torch.eye(channels)[0]
+    for fused in (True, False):
+        mixer.fused = fused
+        together = mixer.states(x, raw)
+        torch.testing.assert_close(together[1:], alone[1:])
+        assert not together[0, 1].isfinite().all() and together[0, 0].isfinite().all()
+
+
 def test_threads_change_nothing():
     torch.manual_seed(0)
     mixer, before = DenseMixer(64), torch.get_num_threads()

@@ -70,6 +70,22 @@ def test_independent_items_do_not_feel_their_neighbours():
     assert together.steps.tolist() == steps and steps == sorted(steps) and steps[0] < steps[-1]
 
 
+def test_an_item_that_has_converged_stays_and_is_what_it_says():
+    """One that only seems to have, while those before it still move, goes on: here item 1 waits for item 0."""
+
+    def chain(y):
+        return torch.stack([0.9 * y[:, 0] + 1, 0.1 * y[:, 1] + y[:, 0]], 1)
+
+    def by_prefix(change, value):
+        return (change.abs() / value.abs()).cummax(1).values
+
+    solution = solve(
+        chain, torch.zeros(1, 2).double(), Picard(), Stopping(1e-3), 200, independent=True, measure=by_prefix
+    )
+    assert solution.converged.all() and solution.steps.max() < 200
+    assert (by_prefix(chain(solution.value) - solution.value, chain(solution.value)) < 1e-3).all()
+
+
 def test_a_joint_iteration_stops_at_the_share():
     radii = torch.tensor([0.1, 0.1, 0.1, 0.99]).double()[:, None]
     solution = solve(lambda y: radii * y + 1, torch.zeros(4, 1).double(), Picard(), Stopping(1e-3, 0.75), 100)
