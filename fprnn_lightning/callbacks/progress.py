@@ -1,5 +1,6 @@
 """Progress over the optimiser steps of an endless stream: a bar in a terminal, else a plain line every few seconds; and
-a line after each validation. It shows what has been logged last, so it comes after the callbacks that log.
+a line after each validation and while testing. It shows what has been logged last, so it comes after the callbacks
+that log.
 """
 
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
+from tqdm import tqdm
 
 
 class Progress(TQDMProgressBar):
@@ -71,6 +73,19 @@ class Progress(TQDMProgressBar):
                 f"validation after step {trainer.global_step}: {loss}, whole sequences right {', '.join(accuracies)}"
             )
 
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_test_start(trainer, pl_module)
+        self._say(f"testing at lengths up to {pl_module.test_accuracy.lengths[-1]}")
+        self.shown_at = monotonic()
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
+    ) -> None:
+        super().on_test_batch_end(trainer, pl_module, outputs, batch, batch_idx, *args)
+        if self.is_disabled and monotonic() - self.shown_at >= self.seconds:
+            self._say(f"tested on {batch_idx + 1} batches")
+            self.shown_at = monotonic()
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._show(trainer, pl_module)
         super().on_train_end()
@@ -87,5 +102,5 @@ class Progress(TQDMProgressBar):
 
     def _say(self, line: str) -> None:
         if self.is_enabled:
-            self.train_progress_bar.write(line)
+            tqdm.write(line)
             sys.stdout.flush()

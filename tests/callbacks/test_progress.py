@@ -40,6 +40,13 @@ def test_plain_lines_where_there_is_no_terminal(fit, capsys, iterating_mixer):
     assert len(lines) == 6, "nothing else, and no sanity check"
 
 
+def test_a_test_tells_how_far_it_is(small_learner, small_task, small_trainer, capsys):
+    trainer = small_trainer(callbacks=[Progress(seconds=0.0)], enable_progress_bar=True)
+    trainer.test(small_learner(), small_task(), verbose=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["testing at lengths up to 50", "tested on 1 batches", "tested on 2 batches"]
+
+
 def test_plain_lines_are_rare_but_the_last_is_there(fit, capsys):
     fit(Progress(seconds=1e9))
     steps = re.findall(r"^step .*$", capsys.readouterr().out, re.MULTILINE)
