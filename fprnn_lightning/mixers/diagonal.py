@@ -22,10 +22,10 @@ class DiagonalMixer(RecurrentMixer):
         super().__init__(width, expand, core, None, StateDependence(False, False, False, False))
 
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
-        gates, _ = self.gates_and_mixing(x, raw, x)
+        gates, _ = self.gates_and_mixing(x, raw, None)
         return self.core.sequence_pass(gates, gates.value)
 
     def next_state(self, x: Tensor, raw: Tensor, state: Tensor) -> Tensor:
-        gates, _ = self.gates_and_mixing(x, raw, state)
+        gates, _ = self.gates_and_mixing(x, raw, None)
         offset, gain = self.core.token_pass(gates, state)
         return offset + gain * gates.value

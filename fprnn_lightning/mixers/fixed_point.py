@@ -71,10 +71,13 @@ class FixedPointMixer(RecurrentMixer):
         self._report: dict[str, Tensor] = {}
 
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
-        fixed = self.gates_and_mixing(x, raw, x) if self.terms.from_feedback is None else None
+        once = self.gates_and_mixing(x, raw, None)  # right where nothing reads the state
+        known_q = None if self.dependence.channel_mixer else once[1]
 
         def iterate(y: Tensor) -> Tensor:
-            gates, q = fixed or self.gates_and_mixing(x, raw, shift(self.normalise(y)))
+            gates, q = once
+            if self.terms.from_feedback is not None:
+                gates, q = self.gates_and_mixing(x, raw, shift(self.normalise(y)), known_q)
             residual = self.channel_mixer.residual_apply(q, y - gates.value)
             return self.core.sequence_pass(gates, gates.value + residual)
 

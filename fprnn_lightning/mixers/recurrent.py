@@ -57,15 +57,24 @@ class TermProjection(nn.Module):
         super().__init__()
         self.sizes, self.dependent = list(sizes), list(dependent)
         self.from_input = nn.Linear(channels, sum(sizes))
-        read = sum(size for size, reads in zip(sizes, dependent, strict=True) if reads)
+        read = sum(self._read_sizes())
         self.from_feedback = nn.Linear(channels, read, bias=False) if read else None
 
+    def forward(self, raw: Tensor, feedback: Tensor | None) -> list[Tensor]:
+        """The terms, from what they read of the input (..., sum of sizes) and the feedback (..., D) if there is one."""
+        terms = list(raw.split(self.sizes, -1))
+        if self.from_feedback is None or feedback is None:
+            return terms
+        read = self.from_feedback(feedback.to(self.from_feedback.weight.dtype)).split(self._read_sizes(), -1)
+        parts = iter(read)
+        return [term + next(parts) if reads else term for term, reads in zip(terms, self.dependent, strict=True)]
+
     def feedback_weight(self) -> Tensor | None:
-        """V (sum of sizes, D), or None if no term reads the feedback."""
+        """V for all terms (sum of sizes, D), 0 where a term reads x alone; None if no term reads the feedback."""
         if self.from_feedback is None or all(self.dependent):
             return None if self.from_feedback is None else self.from_feedback.weight
         weight = self.from_feedback.weight
-        blocks = iter(weight.split([size for size, reads in zip(self.sizes, self.dependent, strict=True) if reads]))
+        blocks = iter(weight.split(self._read_sizes()))
         return torch.cat(
             [
                 next(blocks) if reads else weight.new_zeros(size, weight.shape[1])
@@ -73,10 +82,8 @@ class TermProjection(nn.Module):
             ]
         )
 
-    def add_feedback(self, raw: Tensor, feedback: Tensor) -> Tensor:
-        """The raw terms of the input with those of the feedback: (..., sum of sizes) and (..., D)."""
-        weight = self.feedback_weight()
-        return raw if weight is None else raw + functional.linear(feedback.to(weight.dtype), weight)
+    def _read_sizes(self) -> list[int]:
+        return [size for size, reads in zip(self.sizes, self.dependent, strict=True) if reads]
 
 
 class RecurrentMixer(SequenceMixer):
@@ -128,10 +135,14 @@ class RecurrentMixer(SequenceMixer):
         """The state as the gates and the output see it: (..., D) -> (..., D)."""
         return functional.rms_norm(y, y.shape[-1:], eps=NORM_EPSILON) if self.dependence.normalise else y
 
-    def gates_and_mixing(self, x: Tensor, raw: Tensor, feedback: Tensor) -> tuple[Any, Any]:
-        """The core's gates and the coefficients of Q, given the feedback: all (..., .) -> gates, coefficients."""
-        raw_decay, raw_mixer, raw_input = self.terms.add_feedback(raw, feedback).split(self.terms.sizes, -1)
-        q = None if self.channel_mixer is None else self.channel_mixer.coefficients(raw_mixer)
+    def gates_and_mixing(self, x: Tensor, raw: Tensor, feedback: Tensor | None, q: Any = None) -> tuple[Any, Any]:
+        """The core's gates and the coefficients of Q, from the input, its raw terms and the feedback if there is one.
+
+        Coefficients that are known already, because they read x alone, are given as q.
+        """
+        raw_decay, raw_mixer, raw_input = self.terms(raw, feedback)
+        if q is None and self.channel_mixer is not None:
+            q = self.channel_mixer.coefficients(raw_mixer)
         return self.core.gates(raw_decay, raw_input, x), q
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,7 +159,7 @@ class RecurrentMixer(SequenceMixer):
         return self._project_out(x, gate, self.normalise(new_state), self.normalise(state)), new_state
 
     def _project_out(self, x: Tensor, gate: Tensor, s: Tensor, feedback: Tensor) -> Tensor:
-        raw_output = self.output_term.add_feedback(self.output_term.from_input(x), feedback)
+        (raw_output,) = self.output_term(self.output_term.from_input(x), feedback)
         return self.output_projection((self.core.read_out(raw_output, s) * functional.silu(gate)).to(gate.dtype))
 
 

@@ -98,6 +98,20 @@ def test_no_mixing_is_the_diagonal_mixer_after_one_iteration(x):
     torch.testing.assert_close(fixed_point.eval()(x), diagonal(x))
 
 
+def test_what_reads_the_input_alone_is_computed_once(x, monkeypatch):
+    calls = []
+
+    def coefficients(self, raw):
+        calls.append(raw)
+        return original(self, raw)
+
+    original = Householder.coefficients
+    monkeypatch.setattr(Householder, "coefficients", coefficients)
+    for dependence in (INPUT_ONLY, StateDependence(True, False, True, True)):
+        _fixed_point(dependence=dependence)(x)
+    assert len(calls) == 2
+
+
 def test_more_iterations_come_closer_to_the_dense_mixer(x):
     dense = DenseMixer(WIDTH).double()
     errors = [
