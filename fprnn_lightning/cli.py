@@ -2,7 +2,7 @@
 checks, and the subcommands beside fit, validate, test and predict.
 
 A run lives in <root>/<task>/<mixer>/run_<n>, root being --trainer.default_root_dir; what is done with a checkpoint goes
-into the checkpoint's own folder. Mistakes raise UsageError before anything is trained or written.
+into test_<n>, validate_<n> or predict_<n> beside it. Mistakes raise UsageError before anything is trained or written.
 """
 
 import argparse
@@ -168,6 +168,8 @@ class CommandLine(LightningCLI):
     def instantiate_trainer(self, **options: Any) -> Trainer:
         self._check_curriculum()
         self._check_checkpoint()
+        if self.subcommand != "fit" and not self.checkpoint:
+            print(f"no --ckpt_path: {self.subcommand} is of a model that has not been trained", file=sys.stderr)
         settings = self.config_init[self.subcommand].trainer
         self.folder = self._run_folder(Path(settings.default_root_dir))
         logger = settings.logger
@@ -219,10 +221,11 @@ class CommandLine(LightningCLI):
     def _run_folder(self, root: Path) -> Path:
         path = self._settings().ckpt_path
         if path and self.subcommand != "fit":
-            return Path(path).absolute().parent
-        mixer = self._settings().model.mixer.class_path.rpartition(".")[2].removesuffix("Mixer")
-        mixer = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", mixer).lower()
-        runs = (root / self.datamodule.name / mixer / f"run_{n}" for n in count())
+            runs = (Path(path).absolute().parent / f"{self.subcommand}_{n}" for n in count())
+        else:
+            mixer = self._settings().model.mixer.class_path.rpartition(".")[2].removesuffix("Mixer")
+            mixer = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", mixer).lower()
+            runs = (root / self.datamodule.name / mixer / f"run_{n}" for n in count())
         folder = next(run for run in runs if not run.exists())
         if rank_zero_only.rank == 0:
             try:

@@ -88,6 +88,9 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *parts: st
         (["--model.vocab_size", "8"], ["model.vocab_size", "data.vocab_size"]),
         (["--data.group", "Q9"], ["Q9"]),
         (["--data.train_length", "0"], ["train_length", "0"]),
+        (["--data.workers", "null"], ["workers", "None"]),
+        (["--data.test_lengths", "null"], ["test_lengths", "None"]),
+        (["--model.learning_rate", "-1"], ["learning_rate", "-1"]),
         (["--data.test_lengths", "[0, 8]"], ["test_lengths", "0"]),
         (["--model.curriculum.start", "5"], ["ProgressiveLengths", "5", "4"]),
         (["--model.curriculum.end", "9"], ["model.curriculum.end", "9", "data.train_length", "4"]),
@@ -257,6 +260,13 @@ def test_interpolations_follow_every_override(small: list[str], subcommand: str)
     assert line.model.hparams.layers == 2
 
 
+def test_a_model_without_checkpoint_is_said_to_be_untrained(
+    small: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    CommandLine(["test", *small])
+    assert "no --ckpt_path: test is of a model that has not been trained" in capsys.readouterr().err
+
+
 def test_the_learner_takes_vocabulary_and_lengths_from_the_task(small: list[str]) -> None:
     line = CommandLine(["validate", *small, "--data.group", "Z7", "--data.validation_lengths", "[2, 3]"])
     assert line.model.hparams.vocab_size == 7
@@ -330,18 +340,21 @@ def test_a_fit_that_its_schedule_ends_is_measured_too(small: list[str]) -> None:
     assert (folder / "length_curve.csv").exists()
 
 
-def test_what_is_done_with_a_checkpoint_goes_into_its_folder(trained: Path, small: list[str], tmp_path: Path) -> None:
+def test_what_is_done_with_a_checkpoint_goes_beside_it(trained: Path, small: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run_5"
     folder.mkdir()
     (folder / "best.ckpt").write_bytes((trained / "best.ckpt").read_bytes())
     arguments = ["--config", str(trained / "config.yaml"), "--ckpt_path", str(folder / "best.ckpt")]
     assert main(["validate", *arguments]) == main(["test", *arguments]) == main(["predict", *arguments]) == 0
+    assert main(["test", *arguments]) == 0
     assert written() == []
-    with (folder / "length_curve.csv").open() as file:
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"best.ckpt", "validate_0", "test_0", "test_1", "predict_0"}
+    with (folder / "test_0" / "length_curve.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["length", "token_accuracy", "last_token_accuracy", "sequence_accuracy", "sequences"]
     assert [row["length"] for row in rows] == ["4", "8", "50"]
-    with (folder / "predictions.csv").open() as file:
+    with (folder / "predict_0" / "predictions.csv").open() as file:
         header, *labels = csv.reader(file)
     assert header == [str(position) for position in range(1, 51)]
     assert len(labels) == 8

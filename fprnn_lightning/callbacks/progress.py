@@ -26,6 +26,7 @@ class Progress(TQDMProgressBar):
     def __init__(self, refresh_rate: int = 10, seconds: float = 10.0) -> None:
         super().__init__(refresh_rate)
         self.seconds = seconds
+        self.logged_step = 0
         self.shown_step = 0
         self.shown_at = -float("inf")
 
@@ -53,8 +54,10 @@ class Progress(TQDMProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if trainer._logger_connector.should_update_logs:
+            self.logged_step = trainer.global_step
         if self.is_disabled:
-            due = monotonic() - self.shown_at >= self.seconds
+            due = self.logged_step == trainer.global_step and monotonic() - self.shown_at >= self.seconds
         else:
             due = trainer.global_step % self.refresh_rate == 0
         if due:
@@ -75,7 +78,7 @@ class Progress(TQDMProgressBar):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_test_start(trainer, pl_module)
-        self._say(f"testing at lengths up to {pl_module.test_accuracy.lengths[-1]}")
+        self._say(f"testing at lengths up to {pl_module.test_accuracy.lengths[-1]} · {trainer.log_dir}")
         self.shown_at = monotonic()
 
     def on_test_batch_end(
@@ -87,7 +90,8 @@ class Progress(TQDMProgressBar):
             self.shown_at = monotonic()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._show(trainer, pl_module)
+        if self.logged_step == trainer.global_step:
+            self._show(trainer, pl_module)
         super().on_train_end()
 
     def _show(self, trainer: Trainer, pl_module: LightningModule) -> None:

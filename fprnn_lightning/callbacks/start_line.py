@@ -1,4 +1,4 @@
-"""One line at the start of a fit: device, scan backend, parameters, tokens per step."""
+"""One line at the start of a fit: device, scan backend, parameters, tokens per step, folder."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -17,6 +17,6 @@ class StartLine(Callback):
             print(
                 f"device {pl_module.device}{devices} · scan backend {resolve_backend(next(pl_module.parameters()))} · "
                 f"{parameters:,} parameters · {tokens:,} tokens per step "
-                f"({sequences} sequences of up to {pl_module.curriculum.end})",
+                f"({sequences} sequences of up to {pl_module.curriculum.end}) · {trainer.log_dir}",
                 flush=True,
             )

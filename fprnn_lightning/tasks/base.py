@@ -69,11 +69,11 @@ class SequenceTask(LightningDataModule, ABC):
         }
         for least, options in ((1, sizes), (0, {"seed": seed, "workers": workers})):
             for option, value in options.items():
-                if value < least:
+                if value is None or value < least:
                     raise ValueError(f"{option} must be at least {least}, got {value}.")
         for option, lengths in (("validation_lengths", validation_lengths), ("test_lengths", test_lengths)):
-            if min(lengths, default=0) < 1:
-                raise ValueError(f"{option} must be one or more lengths of at least 1, got {list(lengths)}.")
+            if not lengths or min(lengths) < 1:
+                raise ValueError(f"{option} must be one or more lengths of at least 1, got {lengths}.")
         self.batch_size = batch_size
         self.train_length = train_length
         self.validation_lengths = sorted(set(validation_lengths))

@@ -55,6 +55,8 @@ class SequenceLearner(LightningModule):
         test_lengths: Sequence[int] = (16, 32, 50, 64, 128, 256, 512),
     ) -> None:
         super().__init__()
+        if learning_rate < 0:
+            raise ValueError(f"learning_rate is {learning_rate:g}, must not be negative")
         self.save_hyperparameters(logger=False)
         for name in ("mixer", "schedule", "curriculum"):  # the command line gives plain types; objects stay out of
             if not isinstance(self.hparams[name], dict):  # checkpoints, which load with weights_only=True

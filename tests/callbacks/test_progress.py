@@ -44,7 +44,7 @@ def test_a_test_tells_how_far_it_is(small_learner, small_task, small_trainer, ca
     trainer = small_trainer(callbacks=[Progress(seconds=0.0)], enable_progress_bar=True)
     trainer.test(small_learner(), small_task(), verbose=False)
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["testing at lengths up to 50", "tested on 1 batches", "tested on 2 batches"]
+    assert lines == [f"testing at lengths up to 50 · {trainer.log_dir}", "tested on 1 batches", "tested on 2 batches"]
 
 
 def test_plain_lines_are_rare_but_the_last_is_there(fit, capsys):
@@ -52,6 +52,14 @@ def test_plain_lines_are_rare_but_the_last_is_there(fit, capsys):
     steps = re.findall(r"^step .*$", capsys.readouterr().out, re.MULTILINE)
     assert [line.split("  ")[0] for line in steps] == ["step 1/4", "step 4/4"]
     assert "iterations" not in steps[-1], "an LSTM does not iterate"
+
+
+def test_a_line_shows_what_was_logged_at_its_step(small_learner, small_task, small_trainer, capsys):
+    progress = Progress(seconds=0.0)
+    trainer = small_trainer(callbacks=[progress], enable_progress_bar=True, max_steps=5, log_every_n_steps=2)
+    trainer.fit(small_learner(), small_task())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 2/5", "step 4/5"]
 
 
 def test_a_bar_over_max_steps_in_a_terminal(fit, monkeypatch):
