@@ -6,8 +6,8 @@ a compiler would. torch.set_num_threads holds here too, and DataLoader workers, 
 the fork broke. Where there is no such entry point one core does all.
 
 A job is an array of int64 whose first element is a ticket counter, from which threads take pieces of work; addresses of
-tensors are among the rest. Workers are compiled on first use and cached on disk; numba notices when the file of a worker
-changes, not one that it imports: `make clean` after changing this file.
+tensors are among the rest. Workers are compiled on first use and cached on disk; numba notices when the file of a
+worker changes, not one that it imports: `make clean` after changing this file.
 """
 
 import ctypes
