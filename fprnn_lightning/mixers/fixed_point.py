@@ -71,13 +71,17 @@ class FixedPointMixer(RecurrentMixer):
         self._report: dict[str, Tensor] = {}
 
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
-        once = self.gates_and_mixing(x, raw, None)  # right where nothing reads the state
-        known_q = None if self.dependence.channel_mixer else once[1]
+        known_q = known = None  # what reads x alone
+        if not self.dependence.channel_mixer:
+            known_q = self.channel_mixer.coefficients(self.terms(raw, None)[1])
+        if self.terms.from_feedback is None:
+            known = self.gates_and_mixing(x, raw, None, known_q)
 
         def iterate(y: Tensor) -> Tensor:
-            gates, q = once
-            if self.terms.from_feedback is not None:
+            if known is None:
                 gates, q = self.gates_and_mixing(x, raw, shift(self.normalise(y)), known_q)
+            else:
+                gates, q = known
             residual = self.channel_mixer.residual_apply(q, y - gates.value)
             return self.core.sequence_pass(gates, gates.value + residual)
 

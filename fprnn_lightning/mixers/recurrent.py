@@ -65,15 +65,17 @@ class TermProjection(nn.Module):
         terms = list(raw.split(self.sizes, -1))
         if self.from_feedback is None or feedback is None:
             return terms
-        read = self.from_feedback(feedback.to(self.from_feedback.weight.dtype)).split(self._read_sizes(), -1)
-        parts = iter(read)
+        read = self.from_feedback(feedback.to(self.from_feedback.weight.dtype))
+        parts = iter(read.split(self._read_sizes(), -1))
         return [term + next(parts) if reads else term for term, reads in zip(terms, self.dependent, strict=True)]
 
     def feedback_weight(self) -> Tensor | None:
         """V for all terms (sum of sizes, D), 0 where a term reads x alone; None if no term reads the feedback."""
-        if self.from_feedback is None or all(self.dependent):
-            return None if self.from_feedback is None else self.from_feedback.weight
+        if self.from_feedback is None:
+            return None
         weight = self.from_feedback.weight
+        if all(self.dependent):
+            return weight
         blocks = iter(weight.split(self._read_sizes()))
         return torch.cat(
             [

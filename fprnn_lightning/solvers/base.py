@@ -70,7 +70,7 @@ def solve(
         measure: relative change of each item, from f(y) - y and f(y).
     """
     y = initial
-    residual = measure(torch.ones_like(initial), torch.ones_like(initial)).fill_(torch.inf)
+    residual = torch.full_like(measure(initial, initial), torch.inf)
     steps = torch.zeros_like(residual, dtype=torch.long)
     converged = torch.zeros_like(residual, dtype=torch.bool)
     memory = solver.start(residual)
