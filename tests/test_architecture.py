@@ -93,7 +93,7 @@ def test_a_planted_violation_is_found(file: str, source: str) -> None:
     [
         ("model/block.py", "from fprnn_lightning.mixers.base import SequenceMixer"),
         ("model/block.py", "from fprnn_lightning.mixers import base"),
-        ("scan/cpu_kernels.py", "import numba"),
+        ("scan/linear_cpu_kernels.py", "import numba"),
         ("mixers/dense.py", "from . import base"),
         ("cli.py", "from fprnn_lightning import __version__"),
     ],

@@ -1,5 +1,7 @@
-"""Linear recurrences over time; this room knows tensors and nothing else."""
+"""Recurrences over time; this room knows tensors and nothing else."""
 
-from fprnn_lightning.scan.linear import linear_scan, resolve_backend
+from fprnn_lightning.scan.backends import resolve_backend
+from fprnn_lightning.scan.linear import linear_scan
+from fprnn_lightning.scan.selective import selective_scan, state_space_dual
 
-__all__ = ["linear_scan", "resolve_backend"]
+__all__ = ["linear_scan", "resolve_backend", "selective_scan", "state_space_dual"]

@@ -1,16 +1,10 @@
-"""The linear scan h_t = decay_t h_{t-1} + drive_t: its checks, its choice of backend and its one autograd function."""
-
-import importlib.util
-from functools import cache
-from types import ModuleType
-from typing import Literal
+"""The linear scan h_t = decay_t h_{t-1} + drive_t: its checks and its one autograd function over all backends."""
 
 import torch
 from torch import Tensor
 
-from fprnn_lightning.scan import reference
-
-Backend = Literal["auto", "reference", "cpu"]
+from fprnn_lightning.scan import linear_reference
+from fprnn_lightning.scan.backends import Backend, carry_dtype, implementation, resolve_backend
 
 
 def linear_scan(
@@ -25,8 +19,8 @@ def linear_scan(
         drive: (B, T, ...) what each step adds, same shape.
         initial: (B, ...) the state before the first step; zero if not given.
         reverse: Run from the last step to the first: h_t = decay_t h_{t+1} + drive_t, initial being the state after T.
-        backend: "reference" (a loop over time, any device and dtype), "cpu" (numba, at memory bandwidth), or "auto":
-            the fastest that can run.
+        backend: "reference" (a loop over time, any device and dtype), "cpu" (numba, at memory bandwidth), "triton" (a
+            GPU), or "auto": the fastest that can run.
 
     Returns:
         (B, T, ...) the states, in the common dtype of the inputs.
@@ -49,61 +43,27 @@ def linear_scan(
                 f" got {tuple(initial.shape)}."
             )
         dtype = torch.promote_types(dtype, initial.dtype)
-        initial = _cast(initial, carry_dtype(dtype))
-    decay, drive = _cast(decay, carry_dtype(dtype)), _cast(drive, carry_dtype(dtype))
-    module = _module(resolve_backend(drive, backend))
-    scan = _LinearScan.apply if torch.is_grad_enabled() else _without_graph  # recording costs as much as a short scan
-    return _cast(scan(decay, drive, initial, reverse, module), dtype)
+    drive = _cast(drive, dtype)
+    backend = resolve_backend(drive, backend)
+    carry = dtype if backend == "triton" else carry_dtype(dtype)  # Triton widens numbers as it reads them
+    initial = None if initial is None else _cast(initial, carry)
+    # recording a graph costs as much as a short scan
+    scan = _LinearScan.apply if torch.is_grad_enabled() else _forward
+    return _cast(scan(_cast(decay, carry), _cast(drive, carry), initial, reverse, backend), dtype)
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype is dtype else x.to(dtype)
 
 
-def _without_graph(decay: Tensor, drive: Tensor, initial: Tensor | None, reverse: bool, module: ModuleType) -> Tensor:
-    return module.forward(decay, drive, initial, reverse)
-
-
-def carry_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which the state is carried: float32 for half precision, else the dtype itself."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
-def resolve_backend(tensor: Tensor, backend: Backend = "auto") -> Literal["reference", "cpu"]:
-    """Names the backend that scans tensors like this one; raises ValueError where the one asked for cannot."""
-    runs_on_cpu = tensor.device.type == "cpu" and carry_dtype(tensor.dtype) in (torch.float32, torch.float64)
-    match backend:
-        case "auto":
-            return "cpu" if runs_on_cpu and _has_numba() else "reference"
-        case "cpu" if not runs_on_cpu:
-            found = f"{tensor.dtype} on {tensor.device}"
-            raise ValueError(f"Scan backend 'cpu' needs real floating-point tensors on the CPU, got {found}.")
-        case "cpu" if not _has_numba():
-            raise ValueError("Scan backend 'cpu' needs numba, which is not installed: pip install numba.")
-        case "cpu" | "reference":
-            return backend
-        case _:
-            raise ValueError(f"Unknown scan backend {backend!r}: choose auto, reference or cpu.")
-
-
-@cache
-def _has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
-
-
-@cache
-def _module(backend: Literal["reference", "cpu"]) -> ModuleType:
-    return reference if backend == "reference" else importlib.import_module("fprnn_lightning.scan.cpu_kernels")
-
-
 class _LinearScan(torch.autograd.Function):
     """Every backend's gradient: its own fused backward, or differentiable scans for a second derivative."""
 
     @staticmethod
-    def forward(ctx, decay, drive, initial, reverse, module):
-        states = module.forward(decay, drive, initial, reverse)
+    def forward(ctx, decay, drive, initial, reverse, backend):
+        states = _forward(decay, drive, initial, reverse, backend)
         ctx.save_for_backward(decay, initial, states)
-        ctx.reverse, ctx.module = reverse, module
+        ctx.reverse, ctx.backend = reverse, backend
         return states
 
     @staticmethod
@@ -111,9 +71,52 @@ class _LinearScan(torch.autograd.Function):
         decay, initial, states = ctx.saved_tensors
         needed = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            gradients = reference.backward(
-                grad, decay, initial, states, ctx.reverse, needed, lambda *scan: _LinearScan.apply(*scan, ctx.module)
+            gradients = linear_reference.backward(
+                grad, decay, initial, states, ctx.reverse, needed, lambda *scan: _LinearScan.apply(*scan, ctx.backend)
             )
         else:
-            gradients = ctx.module.backward(grad, decay, initial, states, ctx.reverse, needed)
+            gradients = _backward(grad, decay, initial, states, ctx.reverse, needed, ctx.backend)
         return *gradients, None, None
+
+
+def _forward(decay: Tensor, drive: Tensor, initial: Tensor | None, reverse: bool, backend: str) -> Tensor:
+    if torch.compiler.is_compiling():  # as one node of the graph; outside of compilation that is only overhead
+        return _forward_op(decay, drive, initial, reverse, backend)
+    return implementation("linear", backend).forward(decay, drive, initial, reverse)
+
+
+def _backward(grad, decay, initial, states, reverse, needed, backend) -> tuple[Tensor | None, ...]:
+    if torch.compiler.is_compiling():
+        gradients = _backward_op(grad, decay, initial, states, reverse, needed, backend)
+        return tuple(gradient if wanted else None for gradient, wanted in zip(gradients, needed, strict=True))
+    return implementation("linear", backend).backward(grad, decay, initial, states, reverse, needed)
+
+
+@torch.library.custom_op("fprnn_lightning::linear_scan", mutates_args=())
+def _forward_op(decay: Tensor, drive: Tensor, initial: Tensor | None, reverse: bool, backend: str) -> Tensor:
+    return implementation("linear", backend).forward(decay, drive, initial, reverse)
+
+
+@_forward_op.register_fake
+def _(decay, drive, initial, reverse, backend):
+    return torch.empty_like(drive, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("fprnn_lightning::linear_scan_backward", mutates_args=())
+def _backward_op(
+    grad: Tensor,
+    decay: Tensor,
+    initial: Tensor | None,
+    states: Tensor,
+    reverse: bool,
+    needed: list[bool],
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradients = implementation("linear", backend).backward(grad, decay, initial, states, reverse, needed)
+    return tuple(grad.new_empty(0) if gradient is None else gradient for gradient in gradients)
+
+
+@_backward_op.register_fake
+def _(grad, decay, initial, states, reverse, needed, backend):
+    shapes = grad.shape, grad.shape, grad[:, 0].shape
+    return tuple(grad.new_empty(shape if wanted else 0) for shape, wanted in zip(shapes, needed, strict=True))

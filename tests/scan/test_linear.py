@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from tolerances import assert_as_accurate
 from torch.utils.data import DataLoader, Dataset
 
-from fprnn_lightning.scan import cpu_kernels, linear, linear_scan, reference, resolve_backend, thread_kernels
+from fprnn_lightning.scan import (
+    backends,
+    linear_cpu_kernels,
+    linear_reference,
+    linear_scan,
+    resolve_backend,
+    thread_kernels,
+)
 
 BACKENDS = ("reference", "cpu")
 NAMES = ("states", "grad_decay", "grad_drive", "grad_initial")
@@ -88,7 +95,7 @@ def test_cpu_agrees_with_the_float64_reference(T, reverse):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("B", [1, 2, 3, 7])
 def test_cuts_between_cores_change_no_bit(B, dtype, threads, monkeypatch, nan_memory):
-    monkeypatch.setattr(cpu_kernels, "SMALLEST_PIECE", 1)
+    monkeypatch.setattr(linear_cpu_kernels, "SMALLEST_PIECE", 1)
     for T, scale, reverse in ((1, 1, False), (3, 1, True), (90, 1, True), (91, 1, False), (90, 1.1, False)):
         decay, drive, initial, grad = inputs(B, T, 5, dtype=dtype, seed=T)
         tensors = scale * decay, drive, initial, grad
@@ -232,7 +239,7 @@ def test_without_openmp_one_core_does_all(threads, monkeypatch):
 def test_works_without_a_folder_to_cache_in(monkeypatch):
     expected = Scans()[0]
     monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
-    cpu_kernels._worker.cache_clear()
+    linear_cpu_kernels._worker.cache_clear()
     assert torch.equal(Scans()[0], expected)
 
 
@@ -245,7 +252,7 @@ def test_auto_takes_the_fastest_that_can_run(monkeypatch):
     assert resolve_backend(torch.zeros(1)) == resolve_backend(torch.zeros(1, dtype=torch.bfloat16)) == "cpu"
     assert resolve_backend(torch.zeros(1, dtype=torch.complex64)) == "reference"
     assert resolve_backend(torch.zeros(1, device="meta")) == "reference"
-    monkeypatch.setattr(linear, "_has_numba", lambda: False)
+    monkeypatch.setattr(backends, "_installed", lambda package: False)
     assert resolve_backend(torch.zeros(1)) == "reference"
 
 
@@ -257,9 +264,9 @@ def test_a_backend_that_cannot_run_says_why(monkeypatch):
         linear_scan(x.to("meta"), x.to("meta"), backend="cpu")
     with pytest.raises(ValueError, match=r"got torch\.complex64 on cpu"):
         linear_scan(x.to(torch.complex64), x, backend="cpu")
-    with pytest.raises(ValueError, match="Unknown scan backend 'gpu': choose auto, reference or cpu"):
+    with pytest.raises(ValueError, match="Unknown scan backend 'gpu': choose auto, reference, cpu or triton"):
         linear_scan(x, x, backend="gpu")
-    monkeypatch.setattr(linear, "_has_numba", lambda: False)
+    monkeypatch.setattr(backends, "_installed", lambda package: False)
     with pytest.raises(ValueError, match="needs numba, which is not installed"):
         linear_scan(x, x, backend="cpu")
 
@@ -283,4 +290,4 @@ def test_the_reference_is_the_loop_over_time():
     first = decay[:, 0] * initial + drive[:, 0]
     second = decay[:, 1] * first + drive[:, 1]
     expected = torch.stack([first, second, decay[:, 2] * second + drive[:, 2]], dim=1)
-    assert torch.equal(reference.forward(decay, drive, initial, False), expected)
+    assert torch.equal(linear_reference.forward(decay, drive, initial, False), expected)
