@@ -13,6 +13,8 @@ from torch import Tensor
 Backend = Literal["auto", "reference", "cpu", "triton"]
 Resolved = Literal["reference", "cpu", "triton"]
 
+INSTALLED = {package: importlib.util.find_spec(package) is not None for package in ("numba", "triton")}
+
 
 def carry_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which the state is carried: float32 for half precision, else the dtype itself."""
@@ -28,14 +30,20 @@ def resolve_backend(tensor: Tensor, backend: Backend = "auto") -> Resolved:
     Raises:
         ValueError: If the backend asked for cannot run, saying why.
     """
-    reasons = {"reference": None, "cpu": _why_not_cpu(tensor), "triton": _why_not_triton(tensor)}
-    if backend == "auto":
-        fast = "triton" if tensor.is_cuda else "cpu"
-        return "reference" if reasons[fast] else fast
-    if backend not in reasons:
-        raise ValueError(f"Unknown scan backend {backend!r}: choose auto, reference, cpu or triton.")
-    if reasons[backend]:
-        raise ValueError(f"Scan backend {backend!r} needs {reasons[backend]}.")
+    match backend:
+        case "auto":
+            fast, reason = ("triton", _why_not_triton(tensor)) if tensor.is_cuda else ("cpu", _why_not_cpu(tensor))
+            return "reference" if reason else fast
+        case "cpu":
+            reason = _why_not_cpu(tensor)
+        case "triton":
+            reason = _why_not_triton(tensor)
+        case "reference":
+            reason = None
+        case _:
+            raise ValueError(f"Unknown scan backend {backend!r}: choose auto, reference, cpu or triton.")
+    if reason:
+        raise ValueError(f"Scan backend {backend!r} needs {reason}.")
     return backend
 
 
@@ -44,23 +52,17 @@ def _is_real(tensor: Tensor) -> bool:
 
 
 def _why_not_cpu(tensor: Tensor) -> str | None:
-    if tensor.device.type != "cpu" or not _is_real(tensor):
+    if not tensor.is_cpu or not _is_real(tensor):
         return f"real floating-point tensors on the CPU, got {tensor.dtype} on {tensor.device}"
-    return None if _installed("numba") else "numba, which is not installed: pip install numba"
+    return None if INSTALLED["numba"] else "numba, which is not installed: pip install numba"
 
 
 def _why_not_triton(tensor: Tensor) -> str | None:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not (tensor.is_cuda or (interpreted and tensor.device.type == "cpu")) or not _is_real(tensor):
+    if not (tensor.is_cuda or (interpreted and tensor.is_cpu)) or not _is_real(tensor):
         hint = "" if interpreted else ", or TRITON_INTERPRET=1 in the environment to try it on the CPU"
         return f"real floating-point tensors on a GPU, got {tensor.dtype} on {tensor.device}{hint}"
-    return None if _installed("triton") else "triton, which is not installed: pip install triton"
-
-
-@torch.compiler.assume_constant_result
-@cache
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    return None if INSTALLED["triton"] else "triton, which is not installed: pip install triton"
 
 
 @cache

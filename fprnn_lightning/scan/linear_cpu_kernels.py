@@ -12,7 +12,6 @@ run the backward; then three per tensor: the address of its first row in scan or
 to the next sequence and to the next step.
 """
 
-import itertools
 from functools import cache
 
 import numpy as np
@@ -125,7 +124,12 @@ def _backward_rows(job, zero, b, start, end, mend):
             _multiply_add(z, a, z - z_step, g, D, downwards, zero)
         else:
             _copy(z, g, D, zero)
-        _multiply(w, z, h if t + 1 < T else place(initial, b, 0), D, downwards, zero)
+        if w != 0:
+            previous = h if t + 1 < T else place(initial, b, 0)
+            if previous != 0:
+                _multiply(w, z, previous, D, downwards, zero)
+            else:
+                row(w, D, zero)[:] = zero
         a, g, z, h, w = a + decay[2], g + grad[2], z + z_step, h + states[2], w + grad_decay[2]
     return T
 
@@ -170,16 +174,15 @@ def _worker(dtype: torch.dtype):
     return compile_worker({torch.float32: _work_float32, torch.float64: _work_float64}[dtype])
 
 
-def _run(x: Tensor, backward: bool, *tensors: tuple[int, int, int]) -> None:
+def _run(x: Tensor, backward: bool, *layouts: int) -> None:
     """Runs one job on as many cores as torch uses; x is any of its (B, T, D) tensors."""
     B, T, D = x.shape
     threads = max(1, min(torch.get_num_threads(), B * T * D // SMALLEST_PIECE))
     cut = B % threads and B // threads < MANY
     pieces = threads if cut else B
-    strides = tuple(itertools.chain.from_iterable(tensors))
-    run(_worker(x.dtype), (0, B, T, D, pieces, False, backward, *strides), threads)
+    run(_worker(x.dtype), (0, B, T, D, pieces, False, backward, *layouts), threads)
     if cut:
-        run(_worker(x.dtype), (0, B, T, D, pieces, True, backward, *strides), min(threads, B))
+        run(_worker(x.dtype), (0, B, T, D, pieces, True, backward, *layouts), min(threads, B))
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -197,19 +200,19 @@ def _layout(x: Tensor, backwards: bool) -> tuple[int, int, int]:
 
 
 def forward(decay: Tensor, drive: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
-    """All states (B, T, ...) of the scan, contiguous; see reference.forward."""
+    """All states (B, T, ...) of the scan, contiguous; see linear_reference.forward."""
     states = torch.empty_like(drive, memory_format=torch.contiguous_format)
     decay, drive, out = _rows(decay), _rows(drive), _rows(states)
-    start = None if initial is None else _rows(initial.unsqueeze(1))
+    start = None if initial is None else _rows(initial.unsqueeze(1))  # a variable keeps its memory until the end
     _run(
         out,
         False,
-        _layout(decay, reverse),
-        _layout(drive, reverse),
-        NOTHING if start is None else _layout(start, False),
-        _layout(out, reverse),
-        NOTHING,
-        NOTHING,
+        *_layout(decay, reverse),
+        *_layout(drive, reverse),
+        *(NOTHING if start is None else _layout(start, False)),
+        *_layout(out, reverse),
+        *NOTHING,
+        *NOTHING,
     )
     return states
 
@@ -222,27 +225,20 @@ def backward(
     reverse: bool,
     needed: tuple[bool, bool, bool] = (True, True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients to decay, drive and initial where needed; see reference.backward."""
+    """Gradients to decay, drive and initial where needed; see linear_reference.backward."""
     grad_drive = torch.empty_like(grad, memory_format=torch.contiguous_format)
-    adjoint = _rows(grad_drive)
-    (B, T, D), backwards = adjoint.shape, not reverse
-    decay, grad, states = _rows(decay), _rows(grad), _rows(states)
-    start = adjoint.new_zeros(1, 1, D).expand(B, 1, D) if initial is None else _rows(initial.unsqueeze(1))
-    if needed[0]:
-        grad_decay = torch.empty_like(grad_drive)
-        product = _rows(grad_decay)
-    else:  # one row per sequence, written over and over
-        grad_decay, states = None, decay
-        product = adjoint.new_empty(B, 1, D).expand(B, T, D)
+    grad_decay = torch.empty_like(grad_drive) if needed[0] else None
+    decay, grad, states, adjoint, backwards = _rows(decay), _rows(grad), _rows(states), _rows(grad_drive), not reverse
+    start = None if initial is None else _rows(initial.unsqueeze(1))  # a variable keeps its memory until the end
     _run(
         adjoint,
         True,
-        _layout(decay, backwards),
-        _layout(grad, backwards),
-        _layout(start, False),
-        _layout(states, backwards),
-        _layout(product, backwards),
-        _layout(adjoint, backwards),
+        *_layout(decay, backwards),
+        *_layout(grad, backwards),
+        *(NOTHING if start is None else _layout(start, False)),
+        *_layout(states, backwards),
+        *(_layout(_rows(grad_decay), backwards) if needed[0] else NOTHING),
+        *_layout(adjoint, backwards),
     )
     grad_initial = None
     if needed[2]:
