@@ -281,15 +281,18 @@ def list_classes(base: type, arguments: list[str]) -> None:
 
 def run_bench(arguments: list[str]) -> None:
     """Runs bench scan or bench data."""
-    auto_cli(
-        {"scan": bench.scan, "data": bench.data},
-        args=arguments[1:],
-        as_positional=False,
-        parser_class=Parser,
-        allow_abbrev=False,
-        prog=f"{PROGRAM} bench",
-        description=COMMANDS["bench"][1],
-    )
+    try:
+        auto_cli(
+            {"scan": bench.scan, "data": bench.data},
+            args=arguments[1:],
+            as_positional=False,
+            parser_class=Parser,
+            allow_abbrev=False,
+            prog=f"{PROGRAM} bench",
+            description=COMMANDS["bench"][1],
+        )
+    except ValueError as error:  # a backend that cannot run
+        raise UsageError(one_line(error)) from error
 
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], Any], str]] = {

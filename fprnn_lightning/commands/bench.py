@@ -1,15 +1,16 @@
-"""Timings of the two things that must not wait: the linear scans against the memory bus, and the making of batches.
+"""Timings of the two things that must not wait: the scans against the memory bus, and the making of batches.
 
 gigabytes_per_second = the fewest bytes that must move / median time, whatever a backend really moves; ratio is that
-over the same figure of torch.add, which reads two arrays and writes one, timed in turn with it.
+over the same figure of torch.add on the CPU (reads two arrays, writes one), of a copy on a GPU, timed in turn with it.
 """
 
 import contextlib
 import csv
 import ctypes
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,52 +19,56 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fprnn_lightning.scan import linear_scan
+from fprnn_lightning.scan import linear_scan, resolve_backend, selective_scan, state_space_dual
+from fprnn_lightning.scan.backends import Backend
 from fprnn_lightning.tasks import WordProblem
 
-SHAPES = ((64, 16, 256), (64, 256, 256), (8, 2048, 256), (1, 16384, 256))  # batch, time, channels
-BACKENDS = ("reference", "cpu")
+HEAD = 64  # channels of a head of state_space_dual, as in Mamba-2
 SECONDS = 1.0  # per timing
 
 
-def scan(output: Path | None = None) -> None:
-    """Times linear_scan on the CPU, in float32, against torch.add on the same arrays.
+def scan(backend: Backend = "auto", output: Path | None = None) -> None:
+    """Times the scans in float32, forward and with backward, on a GPU if there is one, else on the CPU.
 
-    Counted as moved, in arrays of the size of the drive: forward 3 (reads decay and drive, writes states), and
-    forward+backward 8 (then reads the gradient, decay and states, writes the gradients to decay and drive). torch.add
-    moves 3, so forward+backward is held against 8/3 of its time. Every call allocates its results, those of torch.add
-    too, from memory that the process already has. Decays are uniform in (0, 1); decays close to 1 take up to twice as
-    long where sequences are cut in time, that is where the cores do not divide the batch.
+    Counted as moved: forward reads every input once and writes the states of linear_scan or the y of the others, all
+    of the size of x. Backward reads the gradient to that and the inputs (linear_scan its states for the drive), and
+    writes the gradient to every input. The states between chunks that backward starts from are not counted: they
+    could be computed again. So linear_scan moves 3 arrays forward and 8 with backward.
+
+    What bounds selective_scan on a CPU is no memory but exponentials, one for each state of each channel at each step,
+    and again in backward, since states are not kept. The row torch.exp is the time of so many (forward), taken by
+    torch from the cache, on all threads: the floor of a scan that computes its exponentials as torch does.
+
+    On the CPU, every call allocates its results, those of torch.add too, from memory that the process already has.
+    Decays of linear_scan are uniform in (0, 1); decays close to 1 take up to twice as long where sequences are cut in
+    time, that is where the cores do not divide the batch.
 
     Args:
-        output: CSV file to write: op, backend, batch, time, channels, direction, milliseconds, gigabytes_per_second,
-            ratio.
+        backend: What to time; "auto" is the fastest that can run, and on the CPU the loop over time (reference) too.
+            "cpu" is timed on the CPU even if there is a GPU.
+        output: CSV file to write: op, backend, batch, time, channels, states (of each channel; none where a channel is
+            the state), direction, milliseconds, gigabytes_per_second, ratio.
+
+    Raises:
+        ValueError: If the backend cannot run here.
     """
+    on_gpu = backend != "cpu" and torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    probe = torch.empty(0, device=device)
+    wanted = (backend,) if on_gpu or backend != "auto" else ("auto", "reference")
+    backends = dict.fromkeys(resolve_backend(probe, each) for each in wanted)
     _keep_freed_memory()
-    rows = []
-    for shape in SHAPES:
-        decay, drive, grad = torch.rand(shape), torch.randn(shape), torch.randn(shape)
-        add = partial(torch.add, decay, drive)
-        leaves = decay.clone().requires_grad_(), drive.clone().requires_grad_()
-        for backend in BACKENDS:
-            for direction, arrays, call in (
-                ("forward", 3, partial(linear_scan, decay, drive, backend=backend)),
-                ("forward+backward", 8, partial(_forward_backward, leaves, grad, backend)),
-            ):
-                with torch.set_grad_enabled(direction != "forward"):
-                    seconds, add_seconds = _medians(call, add)
-                rows.append(
-                    {
-                        "op": "linear_scan",
-                        "backend": backend,
-                        **dict(zip(("batch", "time", "channels"), shape, strict=True)),
-                        "direction": direction,
-                        "milliseconds": f"{1e3 * seconds:.4f}",
-                        "gigabytes_per_second": f"{arrays * drive.nbytes / seconds / 1e9:.2f}",
-                        "ratio": f"{arrays / 3 * add_seconds / seconds:.3f}",
-                    }
-                )
-    _report(f"linear_scan against torch.add, {torch.get_num_threads()} threads", rows, output)
+    rows: list[dict[str, object]] = []
+    for case, shape in gpu_cases() if on_gpu else CPU_CASES:
+        with device:
+            function, inputs = case(*shape)
+        for each in backends:
+            print(f"timing {function.__name__} {shape} {each}", file=sys.stderr)
+            rows += _scan_rows(function, inputs, shape, each)
+        if case is selective_case and not on_gpu:
+            rows.append(_floor_row(shape))
+    where = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} CPU threads"
+    _report(f"scans against {'a copy' if on_gpu else 'torch.add'}, {where}", rows, output)
 
 
 def data(output: Path | None = None) -> None:
@@ -82,12 +87,135 @@ def data(output: Path | None = None) -> None:
         return task.batch("train", index)
 
     try:
-        (seconds,) = _medians(batch)
+        (seconds,) = medians(cpu_clock, batch)
     finally:
         torch.set_num_threads(threads)
     tokens, _ = batch()
     rows = [{"task": task.name, "length": tokens.shape[1], "tokens_per_second": f"{tokens.numel() / seconds:.0f}"}]
     _report("word problems on one core", rows, output)
+
+
+def linear_case(*shape: int) -> tuple[Callable, list[Tensor]]:
+    """linear_scan of shape (B, T, D): decay and drive."""
+    return linear_scan, [torch.rand(shape), torch.randn(shape)]
+
+
+def selective_case(batch: int, time: int, channels: int, states: int) -> tuple[Callable, list[Tensor]]:
+    """selective_scan as Mamba begins: decay rates 1 to N, steps of up to 0.1."""
+    x, dt = torch.randn(batch, time, channels), 0.1 * torch.rand(batch, time, channels)
+    A = -torch.arange(1.0, states + 1).repeat(channels, 1)
+    return selective_scan, [x, dt, A, *torch.randn(2, batch, time, states).unbind(), torch.ones(channels)]
+
+
+def dual_case(batch: int, time: int, channels: int, states: int) -> tuple[Callable, list[Tensor]]:
+    """state_space_dual as Mamba-2 begins: heads of 64 channels with decay rates from 1 to 16, steps of up to 0.1."""
+    heads = channels // HEAD
+    x, dt = torch.randn(batch, time, heads, HEAD), 0.1 * torch.rand(batch, time, heads)
+    A = -torch.empty(heads).uniform_(1, 16)
+    return state_space_dual, [x, dt, A, *torch.randn(2, batch, time, states).unbind(), torch.ones(heads)]
+
+
+CPU_CASES = (  # shapes are batch, time, channels, states
+    (linear_case, (64, 16, 256)),
+    (linear_case, (64, 256, 256)),
+    (linear_case, (8, 2048, 256)),
+    (linear_case, (1, 16384, 256)),
+    (selective_case, (8, 1024, 256, 16)),
+    (dual_case, (2, 1024, 256, 64)),
+)
+
+
+def gpu_cases() -> Iterator[tuple[Callable, tuple[int, ...]]]:
+    """linear_scan on 2^27 numbers, fewer if memory is short, in short to long sequences; the others as in training."""
+    numbers, free = 2**27, torch.cuda.mem_get_info()[0]
+    while 12 * 4 * numbers > free:  # 12 arrays of float32
+        numbers //= 2
+    for length in (128, 1024, 8192, 65536):
+        yield linear_case, (numbers // (512 * length), length, 512)
+    yield selective_case, (8, 2048, 2048, 16)
+    yield dual_case, (8, 2048, 2048, 128)
+
+
+def cpu_clock(call: Callable[[], object]) -> Callable[[], float]:
+    """Runs a call; the clock can then be read, in seconds."""
+    start = time.perf_counter()
+    result = call()  # kept until the clock has stopped: freeing it is not part of the time
+    seconds = time.perf_counter() - start
+    del result
+    return lambda: seconds
+
+
+def gpu_clock(call: Callable[[], object]) -> Callable[[], float]:
+    """Queues a call; the clock is read once the GPU is done, so that it never waits for Python between calls."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+
+    def read() -> float:
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    return read
+
+
+def medians(clock: Callable, *calls: Callable[[], object]) -> list[float]:
+    """The median seconds of each call, the calls taking turns after two rounds to warm up."""
+    for call in calls * 2:
+        clock(call)()
+    rounds: list[list[Callable[[], float]]] = []
+    end = time.perf_counter() + SECONDS
+    while len(rounds) < 3 or time.perf_counter() < end:
+        rounds.append([clock(call) for call in calls])
+    return [statistics.median(read() for read in clocks) for clocks in zip(*rounds, strict=True)]
+
+
+def _scan_rows(
+    function: Callable, inputs: list[Tensor], shape: tuple[int, ...], backend: str
+) -> Iterator[dict[str, object]]:
+    x, read = inputs[0].detach(), sum(tensor.nbytes for tensor in inputs)
+    if x.is_cuda:
+        clock, yardstick, yardstick_bytes = gpu_clock, partial(torch.clone, x), 2 * x.nbytes
+    else:
+        clock, yardstick, yardstick_bytes = cpu_clock, partial(torch.add, x, torch.randn_like(x)), 3 * x.nbytes
+    leaves, grad = [tensor.requires_grad_() for tensor in inputs], torch.randn_like(x)
+    for direction, moved, call in (
+        ("forward", read + x.nbytes, partial(function, *leaves, backend=backend)),
+        ("forward+backward", 3 * read + 2 * x.nbytes, partial(_forward_backward, function, leaves, grad, backend)),
+    ):
+        with torch.set_grad_enabled(direction != "forward"):
+            seconds, yardstick_seconds = medians(clock, call, yardstick)
+        bandwidth = moved / seconds
+        ratio = bandwidth / (yardstick_bytes / yardstick_seconds)
+        yield _row(function.__name__, backend, shape, direction, seconds, f"{bandwidth / 1e9:.2f}", f"{ratio:.4f}")
+
+
+def _floor_row(shape: tuple[int, ...]) -> dict[str, object]:
+    """Exponentials are computed 2^18 at a time, few enough for the cache and many enough for all threads."""
+    numbers, size = torch.randn(2**18), torch.Size(shape).numel()
+    (seconds,) = medians(cpu_clock, partial(torch.exp, numbers, out=torch.empty_like(numbers)))
+    return _row("torch.exp", "torch", shape, "forward", seconds * size / len(numbers), "", "")
+
+
+def _row(op, backend, shape, direction, seconds, bandwidth, ratio) -> dict[str, object]:
+    batch, time, channels, states = (*shape, "")[:4]
+    return {
+        "op": op,
+        "backend": backend,
+        "batch": batch,
+        "time": time,
+        "channels": channels,
+        "states": states,
+        "direction": direction,
+        "milliseconds": f"{1e3 * seconds:.4f}",
+        "gigabytes_per_second": bandwidth,
+        "ratio": ratio,
+    }
+
+
+def _forward_backward(function: Callable, leaves: list[Tensor], grad: Tensor, backend: str) -> tuple[Tensor, ...]:
+    result = function(*leaves, backend=backend)
+    return torch.autograd.grad(result if isinstance(result, Tensor) else result[0], leaves, grad)
 
 
 def _keep_freed_memory() -> None:
@@ -98,34 +226,14 @@ def _keep_freed_memory() -> None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
-def _forward_backward(leaves: tuple[Tensor, Tensor], grad: Tensor, backend: str) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(linear_scan(*leaves, backend=backend), leaves, grad)
-
-
-def _medians(*calls: Callable[[], object]) -> list[float]:
-    """The median seconds of each call, the calls taking turns after two rounds to warm up."""
-    rounds: list[list[float]] = []
-    end = time.perf_counter() + SECONDS
-    while len(rounds) < 7 or time.perf_counter() < end:
-        rounds.append([_seconds(call) for call in calls])
-    return [statistics.median(seconds) for seconds in zip(*rounds[2:], strict=True)]
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    result = call()  # kept until the clock has stopped: freeing it is not part of the time
-    seconds = time.perf_counter() - start
-    del result
-    return seconds
-
-
 def _report(title: str, rows: Sequence[dict[str, object]], output: Path | None) -> None:
     table = Table(title=title)
     for column in rows[0]:
         table.add_column(column, no_wrap=True, overflow="ignore")
     for row in rows:
         table.add_row(*map(str, row.values()))
-    Console(width=max(Console().width, 120)).print(table)
+    full_width = Console(width=1000).measure(table).maximum
+    Console(width=max(Console().width, full_width)).print(table)
     if output is not None:
         with open(output, "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])
