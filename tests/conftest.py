@@ -1,9 +1,18 @@
-"""Small runs that tests of several rooms share: parity (the word problem of Z2) learnt by an LSTM of a few channels."""
+"""Small runs that tests of several rooms share: parity (the word problem of Z2) learnt by an LSTM of a few channels.
 
+Without a GPU all tests run with Triton's interpreter, which must be chosen before anything imports Triton.
+"""
+
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from lightning.pytorch import Trainer, seed_everything
 
 from fprnn_lightning.mixers.lstm import LSTMMixer

@@ -24,23 +24,6 @@ BACKENDS = ("reference", "cpu")
 NAMES = ("states", "grad_decay", "grad_drive", "grad_initial")
 
 
-@pytest.fixture
-def threads():
-    """torch.set_num_threads, undone after the test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def nan_memory():
-    """Fresh memory is full of NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(1).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def inputs(B, T, *trailing, dtype=torch.float32, seed=0):
     """decay, drive, initial, grad; a share of the decays is 0, 1, -1 or next to ±1."""
     generator = torch.Generator().manual_seed(seed)
