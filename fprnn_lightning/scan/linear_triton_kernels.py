@@ -1,17 +1,20 @@
 """The linear scan h_t = decay_t h_{t-1} + drive_t on a GPU: one Triton kernel, which reads and writes each number once.
 
 A tile of BLOCK_T steps and BLOCK_D channels is held in registers, as INNER x OUTER x BLOCK_D: a thread has INNER steps
-in a row and scans them alone; then the ends of the OUTER runs of steps are scanned across threads. With channel blocks
-enough to fill the GPU, one program walks through all tiles of its channels; otherwise each tile has a program of its
-own, which hands over the state to that of the next tile (see `lookback_kernels`).
+in a row and scans them alone; then the ends of the OUTER runs of steps are scanned across threads. With channels enough
+to fill the GPU, programs of one warp walk through all tiles of their channels; otherwise programs and tiles are larger,
+and where there are many tiles each has a program of its own, which hands over the state to that of the next tile (see
+`lookback_kernels`).
 
 Backward is the same walk from the last step to the first, over decays shifted by one:
 
     λ_t = grad_t + decay_{t+1} λ_{t+1},  grad_drive_t = λ_t,  grad_decay_t = λ_t h_{t-1},  grad_initial = decay_1 λ_1
 
 A walk against time is one with negative strides from the last step on. Steps after the end have decay 1 and drive 0, so
-that the state passes through them. Configurations are chosen by a rule instead of by timing them, as they round
-differently: a run that is repeated or resumed must give the same numbers.
+that the state passes through them. Within a tile decays are multiplied with each other: where the product of up to 256
+overflows, that is from a mean size of 1.4 on, the result is NaN, even if a loop's, its states being zero, were not.
+Configurations are chosen by a rule instead of by timing them, as they round differently: a run that is repeated or
+resumed on a GPU of the same kind must give the same numbers.
 """
 
 import math
@@ -24,11 +27,11 @@ from torch import Tensor
 
 from fprnn_lightning.scan.lookback_kernels import hand_over, new_workspace, receive, take_ticket
 
-CONFIGS = {  # by whether backward, whether tiles have programs of their own, and the bytes of a number
-    (backward, split, size): triton.Config(
+CONFIGS = {  # by whether backward, whether there are few channels, and the bytes of a number
+    (backward, few, size): triton.Config(
         {"INNER": steps * min(size, 4), "OUTER": outer, "BLOCK_D": row_bytes // size}, num_warps=warps
     )
-    for backward, split, steps, outer, row_bytes, warps in (
+    for backward, few, steps, outer, row_bytes, warps in (
         (False, False, 2, 1, 512, 1),
         (True, False, 2, 1, 512, 1),
         (False, True, 2, 32, 128, 8),
@@ -36,8 +39,8 @@ CONFIGS = {  # by whether backward, whether tiles have programs of their own, an
     )
     for size in (2, 4, 8)
 }
-PROGRAMS_PER_PROCESSOR = 8  # walking ones, to keep a GPU busy
-SHORT = 256  # steps that are walked in any case
+PROGRAMS_PER_PROCESSOR = 8  # of one warp, to keep a GPU busy
+SHORT = 256  # steps that one program walks through in any case
 
 
 @triton.jit
@@ -99,6 +102,8 @@ def scan_kernel(
         else:
             a = tl.load(decay + t * decay_t, mask=inside, other=1.0).to(carry_type)
         x = tl.load(drive + t * drive_t, mask=inside, other=0).to(carry_type)
+        if product is not None:
+            h = tl.load(states + row + (t + 1) * out_t, mask=inside & (t + 1 < T), other=0)
         a, x = tl.associative_scan((a, x), 0, _compose)
         a_ends, x_ends = tl.associative_scan((_last(a), _last(x)), 0, _compose)
         a_end, x_end = _last(a_ends), _last(x_ends)  # before waiting, as others wait for what comes after
@@ -118,12 +123,11 @@ def scan_kernel(
         if out is not None:
             tl.store(out + row + t * out_t, y, mask=inside)
         if product is not None:
-            h = tl.load(states + row + (t + 1) * out_t, mask=inside & (t + 1 < T), other=0).to(carry_type)
-            tl.store(product + row + t * out_t, y * tl.where(t + 1 < T, h, before), mask=inside)
+            tl.store(product + row + t * out_t, y * tl.where(t + 1 < T, h.to(carry_type), before), mask=inside)
 
     if first is not None and end_tile == tiles:
-        a = tl.load(decay + tl.cast(T - 1, tl.int64) * decay_t, mask=real, other=0).to(carry_type)
-        tl.store(first + channel, a * carry, mask=real)
+        first_decay = tl.load(decay + tl.cast(T - 1, tl.int64) * decay_t, mask=real, other=0).to(carry_type)
+        tl.store(first + channel, first_decay * carry, mask=real)
 
 
 @cache
@@ -131,10 +135,10 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def _is_split(B: int, T: int, D: int, x: Tensor) -> bool:
-    """Whether each tile gets a program of its own: where those that walk would be too few to keep the GPU busy."""
+def _are_few(B: int, D: int, x: Tensor) -> bool:
+    """Whether programs of one warp that walk through all steps of their channels would be too few for the GPU."""
     walks = B * triton.cdiv(D, CONFIGS[False, False, x.element_size()].kwargs["BLOCK_D"])
-    return walks < PROGRAMS_PER_PROCESSOR * _processors(x.device) and T > SHORT
+    return walks < PROGRAMS_PER_PROCESSOR * _processors(x.device)
 
 
 def _launch(backward: bool, against_time: bool, decay, drive, initial, states, out, product, first) -> None:
@@ -142,8 +146,9 @@ def _launch(backward: bool, against_time: bool, decay, drive, initial, states, o
     B, T, D = drive.shape
     if B * D == 0:
         return
-    split = _is_split(B, T, D, drive)
-    config = CONFIGS[backward, split, drive.element_size()]
+    few = _are_few(B, D, drive)
+    split = few and T > SHORT
+    config = CONFIGS[backward, few, drive.element_size()]
     INNER, OUTER, BLOCK_D = config.kwargs.values()
     tiles, blocks = triton.cdiv(T, INNER * OUTER), triton.cdiv(D, BLOCK_D)
     sign, begin = (-1, T - 1) if against_time else (1, 0)

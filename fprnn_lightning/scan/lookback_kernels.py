@@ -47,12 +47,14 @@ def receive(slots, mask):
     """Waits for all slots of a tensor and returns the carry, 0 where the mask is off.
 
     Polls by an atomic that changes nothing: of threads that hold the same element one reads and tells the others, so
-    that all leave the loop together.
+    that all leave the loop together. The loop has the only one, as LLVM would merge a first one outside with the loop's
+    and so, for AMD, tear its barriers apart.
     """
     nothing = tl.zeros(slots.shape, slots.dtype.element_ty)
-    bits = tl.where(mask, tl.atomic_or(slots, nothing, mask=mask, sem="relaxed", scope="gpu"), 0)
-    while tl.min((bits != EMPTY).to(tl.int32)) == 0:
+    bits, filled = nothing, 0
+    while filled == 0:
         bits = tl.where(mask, tl.atomic_or(slots, nothing, mask=mask, sem="relaxed", scope="gpu"), 0)
+        filled = tl.min((bits != EMPTY).to(tl.int32).reshape(bits.numel))
     if slots.dtype.element_ty == tl.int32:
         return bits.to(tl.float32, bitcast=True)
     else:

@@ -2,8 +2,9 @@
 
     h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_tᵀ        y_t = h_t C_t + D x_t
 
-x (B, T, H, P) has H heads of P channels; dt (B, T, H) is a step size per head; A (H, N), or (H, 1) where all N states of
-a head decay alike; B and C (B, T, N); D (H, P); the state (B, H, P, N). Every other backend is tested against this file.
+x (B, T, H, P) has H heads of P channels; dt (B, T, H) is a step size per head; A (H, N), or (H, 1) where all N states
+of a head decay alike; B and C (B, T, N); D (H, P); the state (B, H, P, N). Every other backend is tested against this
+file.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
     python compile_kernels.py compiled_linear
 
-A file compiled_*.py beside this one has a function `cases`, which yields the kernels to compile; see `Case`. It is a
-script because tests run in Triton's interpreter, in which nothing can be compiled.
+A file compiled_*.py beside this one has a function `cases`, which yields the kernels to compile for a GPU with so many
+threads in a warp; see `Case`. This is a script because tests run in Triton's interpreter, in which nothing compiles.
 """
 
 import importlib
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import triton
@@ -40,12 +40,14 @@ class Case:
         arguments: By name, in any order. A type as Triton writes it ("*bf16", "i32"), with ":16" behind it where the
             value is divisible by 16; or the value, where Triton knows it: constexpr, None, and integers that are 1.
         num_warps: Of a program.
+        options: More of Triton's, for NVIDIA alone.
     """
 
     name: str
     kernel: JITFunction
     arguments: dict[str, object]
     num_warps: int
+    options: dict[str, int] = field(default_factory=dict)
 
 
 def compile_case(case: Case, target: GPUTarget) -> triton.compiler.CompiledKernel:
@@ -55,36 +57,40 @@ def compile_case(case: Case, target: GPUTarget) -> triton.compiler.CompiledKerne
     constants = {name: value for name, value in given if not isinstance(value, str)}
     aligned = [(i,) for i, (_, value) in enumerate(given) if isinstance(value, str) and value.endswith(":16")]
     source = ASTSource(case.kernel, signature, constants, {key: [["tt.divisibility", 16]] for key in aligned})
-    return triton.compile(source, target=target, options={"num_warps": case.num_warps})
+    options = case.options if target.backend == "cuda" else {}
+    return triton.compile(source, target=target, options={"num_warps": case.num_warps} | options)
 
 
 def resources(compiled: triton.compiler.CompiledKernel) -> dict[str, int]:
-    """Registers per thread, and how many bytes (NVIDIA: stack and spills) or registers (AMD) did not fit in them."""
+    """Registers per thread, and the bytes of memory that each thread needs for what does not fit into them.
+
+    On AMD, scalar registers that do not fit are kept in lanes of vector registers, which is no memory.
+    """
     if "amdgcn" in compiled.asm:
         text = compiled.asm["amdgcn"]
-        registers, *spilled = (
-            int(re.search(rf"\.{field}:\s*(\d+)", text)[1])
-            for field in ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
-        )
-        return {"registers": registers, "spilled": sum(spilled)}
+        fields = ("vgpr_count", "vgpr_spill_count", "private_segment_fixed_size")
+        assert "irr.guard" not in text, f"{compiled.name}: a loop is split between threads, barriers in it torn apart"
+        registers, spilled, private = (int(re.search(rf"\.{name}:\s*(\d+)", text)[1]) for name in fields)
+        return {"registers": registers, "spilled": 4 * spilled + private}
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         command = [tools / "cuobjdump", "--dump-resource-usage", file.name]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    registers, stack, local = (int(re.search(rf"\b{field}:(\d+)", text)[1]) for field in ("REG", "STACK", "LOCAL"))
+    registers, stack, local = (int(re.search(rf"\b{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL"))
     return {"registers": registers, "spilled": stack + local}
 
 
 def _measure(module: str, index: int, architecture: str) -> dict[str, object]:
-    case = list(importlib.import_module(module).cases())[index]
-    compiled = compile_case(case, TARGETS[architecture])
+    target = TARGETS[architecture]
+    case = list(importlib.import_module(module).cases(target.warp_size))[index]
+    compiled = compile_case(case, target)
     return {"architecture": architecture, "name": case.name, **resources(compiled)}
 
 
 def main(module: str) -> None:
-    count = len(list(importlib.import_module(module).cases()))
+    count = len(list(importlib.import_module(module).cases(32)))
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(os.cpu_count()) as pool:
         os.environ["TRITON_CACHE_DIR"] = folder
         jobs = [pool.submit(_measure, module, index, target) for target in TARGETS for index in range(count)]

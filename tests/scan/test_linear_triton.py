@@ -21,7 +21,8 @@ def tile(monkeypatch):
     def choose(inner: int, outer: int, split: bool, channels: int = 4) -> None:
         config = triton.Config({"INNER": inner, "OUTER": outer, "BLOCK_D": channels}, num_warps=1)
         monkeypatch.setattr(linear_triton_kernels, "CONFIGS", dict.fromkeys(linear_triton_kernels.CONFIGS, config))
-        monkeypatch.setattr(linear_triton_kernels, "_is_split", lambda *_: split)
+        monkeypatch.setattr(linear_triton_kernels, "_are_few", lambda *_: split)
+        monkeypatch.setattr(linear_triton_kernels, "SHORT", 0)
 
     return choose
 
@@ -60,11 +61,21 @@ def test_with_the_tiles_it_chooses(B, T, D, device, nan_memory):
     check(on(device, inputs(B, T, D)), "triton", reverse=False)
 
 
-def test_few_channels_of_many_steps_are_split():
-    is_split = lambda *shape: linear_triton_kernels._is_split(*shape, torch.empty(0))  # noqa: E731
-    assert is_split(1, 16384, 256)
-    assert not is_split(1, 100, 256)
-    assert not is_split(70000, 16384, 256)
+def test_programs_are_made_when_channels_are_too_few():
+    are_few = lambda *shape: linear_triton_kernels._are_few(*shape, torch.empty(0))  # noqa: E731
+    assert are_few(1, 256)
+    assert not are_few(70000, 256)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_waits_for_the_program_before(dtype, device, nan_memory):
+    """On a GPU programs run at once and do wait; any order in which they come must give the same bits."""
+    decay, drive, *_ = (x.to(device, dtype) for x in inputs(1, 65536 if device == "cuda" else 300, 33))
+    states = linear_scan(decay, drive, backend="triton")
+    for _ in range(1000 if device == "cuda" else 1):
+        assert torch.equal(linear_scan(decay, drive, backend="triton"), states)
+    exact = linear_scan(decay.double(), drive.double(), backend="reference")
+    assert_as_accurate("states", states, linear_scan(decay, drive, backend="reference"), exact)
 
 
 @SPLIT
