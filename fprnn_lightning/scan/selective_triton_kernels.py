@@ -13,6 +13,7 @@ Few long sequences are cut in time: each program first sums its segment up (its 
 exp(A Σ dt)), receives the state before it from the program before, hands its own on, and sweeps.
 """
 
+import math
 from functools import cache
 
 import torch
@@ -174,7 +175,10 @@ def sweep_kernel(
         if segment > 0:
             before = receive(slots + (segment - 1) * batch * row, mask)
         if end < chunks:
-            hand_over(slots + segment * batch * row, tl.exp2(_over_states(elapsed) * rates) * before + offset, mask)
+            carried = tl.where(
+                before == 0, 0, tl.exp2(_over_states(elapsed) * rates) * before
+            )  # the decay may overflow
+            hand_over(slots + segment * batch * row, carried + offset, mask)
     state, _ = _run(
         before, rates, values, dt, weights, readout, skip, y, boundaries,
         values_t, dt_t, weights_t, readout_t, channels, row_t, n, is_state, is_channel, T,
@@ -220,7 +224,7 @@ def gradient_kernel(
     grad_B += (group * batch + b) * T * N + n
     grad_C += (group * batch + b) * T * N + n
     parts = CHUNK // STEPS
-    end = min((piece + 1) * span, chunks) * parts
+    end = min((piece + 1) * span * parts, tl.cdiv(T, STEPS))
     for back in range(0, end - piece * span * parts):
         start = ((end - 1 - back) * STEPS).to(tl.int64)
         chunk = start // CHUNK
@@ -308,7 +312,7 @@ def sweep_sizes(N: int, warp: int) -> dict[str, int]:
 def gradient_sizes(N: int, warp: int) -> dict[str, int]:
     """A tile of one warp, two states per thread if possible; steps for whose sums there are registers."""
     sizes = _sizes(N, warp, 2)
-    return sizes | {"STEPS": min(CHUNK // 4, max(1, CHUNK // sizes["BLOCK_K"] ** 2))}
+    return sizes | {"STEPS": min(CHUNK // 4, max(1, CHUNK // 2 // sizes["BLOCK_K"]))}
 
 
 def _sizes(N: int, warp: int, per_thread: int) -> dict[str, int]:
@@ -318,15 +322,21 @@ def _sizes(N: int, warp: int, per_thread: int) -> dict[str, int]:
 
 
 def _span(chunks: int, rows: int, device: torch.device) -> int:
-    """Chunks per segment of a sweep; cutting takes twice the work, and so is worth it only from 4 segments on."""
-    segments = min(chunks, PROGRAMS_PER_PROCESSOR * _processors(device) // rows)
+    """Chunks per segment of a sweep; cutting takes twice the work, and so is worth it only from 4 segments on.
+
+    Nor are there more segments than let the handing over, one after another, take as long as the work of each.
+    """
+    segments = min(PROGRAMS_PER_PROCESSOR * _processors(device) // rows, math.isqrt(chunks * CHUNK // 2), chunks)
     return triton.cdiv(chunks, segments) if segments >= 4 else chunks
 
 
-def _groups(batch: int, chunks: int, blocks: int, device: torch.device) -> tuple[int, int]:
-    """Into how many parts the channels and the chunks are cut for the gradients."""
-    wanted = triton.cdiv(4 * PROGRAMS_PER_PROCESSOR * _processors(device), max(batch, 1))
-    groups = min(blocks, max(8, triton.cdiv(wanted, chunks)))
+def _groups(batch: int, chunks: int, channels: int, N: int, device: torch.device) -> tuple[int, int]:
+    """Into how many parts the channels and the chunks are cut for the gradients.
+
+    No more parts of channels than let the sums that each has for B and C take half the size of x in all.
+    """
+    wanted = triton.cdiv(4 * PROGRAMS_PER_PROCESSOR * _processors(device), batch)
+    groups = min(max(1, channels // (4 * N)), triton.cdiv(wanted, chunks))
     return groups, min(chunks, triton.cdiv(wanted, groups))
 
 
@@ -380,6 +390,8 @@ def backward(
     initial: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients to x, dt, A, B, C, D, initial, None where that is None; see selective_reference.backward."""
+    if x.numel() == 0:
+        return tuple(None if tensor is None else torch.zeros_like(tensor) for tensor in (x, dt, A, B, C, D, initial))
     batch, T, heads, width = x.shape
     N, channels, chunks = B.shape[2], heads * width, boundaries.shape[1]
     grad, x_rows = grad_y.reshape(batch, T, channels), x.reshape(batch, T, channels)
@@ -389,7 +401,7 @@ def backward(
 
     sizes = gradient_sizes(N, WARP)
     blocks = triton.cdiv(channels, sizes["BLOCK_D"])
-    groups, spans = _groups(batch, chunks, blocks, x.device)
+    groups, spans = _groups(batch, chunks, channels, N, x.device)
     blocks, span = triton.cdiv(blocks, groups), triton.cdiv(chunks, spans)
     groups, spans = triton.cdiv(triton.cdiv(channels, sizes["BLOCK_D"]), blocks), triton.cdiv(chunks, span)
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)

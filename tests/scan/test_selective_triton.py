@@ -72,8 +72,9 @@ def test_few_long_sequences_are_cut(device):
     cpu = torch.device("cpu")
     assert selective_triton_kernels._span(512, 1, cpu) < 512
     assert selective_triton_kernels._span(512, 1000, cpu) == 512
-    groups, spans = selective_triton_kernels._groups(1, 512, 8, cpu)
+    groups, spans = selective_triton_kernels._groups(1, 512, 256, 16, cpu)
     assert groups * spans >= 8
+    assert selective_triton_kernels._groups(1, 1, 256, 16, cpu)[0] <= 4
 
 
 @both_scans
@@ -119,9 +120,19 @@ def test_any_strides(scan, layout, small, device, nan_memory):
         assert torch.equal(actual, expected)
 
 
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+def test_a_decay_that_overflows_leaves_an_empty_state_empty(small, device):
+    small(segments=3)
+    (x, dt, A, B, C, _, _), _ = on(device, inputs(selective_scan, 1, 12, 2, 2))
+    y, last = selective_scan(0 * x, 0 * dt + 60, 0 * A + 1, B, C, backend="triton")
+    assert not y.any()
+    assert not last.any()
+
+
 @both_scans
-def test_an_empty_batch(scan, device):
-    tensors, grads = on(device, inputs(scan, 0, 5, 3, 2))
+@pytest.mark.parametrize(("batch", "channels"), [(0, 3), (2, 0)])
+def test_nothing_to_scan(scan, batch, channels, device):
+    tensors, grads = on(device, inputs(scan, batch, 5, channels, 2))
     results = run(scan, tensors, grads, backend="triton")
     assert [x.shape for x in results[2:]] == [x.shape for x in tensors]
     assert not results[4].any()
