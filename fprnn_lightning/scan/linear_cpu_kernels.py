@@ -1,15 +1,18 @@
 """The linear scan h_t = decay_t h_{t-1} + drive_t on the CPU at memory bandwidth: forward, and backward in one sweep.
 
-Cores take whole sequences in turn. Where these are too few to go round, the B·T rows of D channels are cut into one
-piece per core. A piece that begins inside a sequence starts from a state of zero; when all are done such pieces are
-mended: run again from the true state until a row comes out as it already stands, from where on every later row is
-right. With decays below one that happens soon, and always the result is, bit for bit, that of the loop over time.
-(Cores that share rows instead, each with some of the channels, disturb each other's prefetching: at B = 1 two are then
-slower than one.)
+Cores take pieces of some whole sequences in turn. Where these are too few to go round, the B·T rows of D channels are
+cut into one piece per core. A piece that begins inside a sequence starts from a state of zero; when all are done such
+pieces are mended: run again from the true state until a row comes out as it already stands, from where on every later
+row is right. With decays below one that happens soon, and always the result is, bit for bit, that of the loop over
+time. (Cores that share rows instead, each with some of the channels, disturb each other's prefetching: at B = 1 two are
+then slower than one.)
 
-A job (see `thread_kernels`) is 25 numbers: a ticket counter, B, T, D, the number of pieces, whether to mend, whether to
-run the backward; then three per tensor: the address of its first row in scan order (0: no such tensor), and the bytes
-to the next sequence and to the next step.
+Results that no cache will keep are written past the caches (see `stream_kernels`).
+
+A job (see `thread_kernels`) is HEAD numbers: a ticket counter, B, T, D, the number of pieces, of how many rows each is
+a multiple, whether to mend, whether to run the backward, the address of a row per piece for the carry of streaming (0:
+none) and its bytes; then three per tensor: the address of its first row in scan order (0: no such tensor), and the
+bytes to the next sequence and to the next step.
 """
 
 from functools import cache
@@ -19,11 +22,14 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
+from fprnn_lightning.scan.stream_kernels import LINE, finish_stores, scan_row
 from fprnn_lightning.scan.thread_kernels import compile_worker, place, row, run, take_ticket
 
-MANY = 8  # sequences per core, from which on they are pieces enough
+MANY = 8  # pieces per core, if there are sequences enough
 SMALLEST_PIECE = 32768  # elements, as for torch; below, waking a second core costs more than it saves
+LARGEST_CACHED = 2**22  # bytes of a result; larger ones are streamed
 
+HEAD = 10
 NOTHING = (0, 0, 0)
 
 
@@ -85,77 +91,94 @@ def _changes(out, a, b, c, channels, zero):
 
 
 @njit
-def _forward_rows(job, zero, b, start, end, mend):
-    T, D = job[2], job[3]
-    decay, drive, initial, states = job[7:10], job[10:13], job[13:16], job[16:19]
+def _tensor(job, i):
+    return job[HEAD + 3 * i : HEAD + 3 * i + 3]
+
+
+@njit
+def _forward_rows(job, zero, b, start, end, mend, carry):
+    T, D, size = job[2], job[3], job[9]
+    decay, drive, initial, states = _tensor(job, 0), _tensor(job, 1), _tensor(job, 2), _tensor(job, 3)
     a, x, y, y_step = place(decay, b, start), place(drive, b, start), place(states, b, start), states[2]
     if not mend:
         if start == 0 and initial[0] != 0:
             _multiply_add(y, a, place(initial, b, 0), x, D, y_step < 0, zero)
         else:
             _copy(y, x, D, zero)
+        if carry != 0:
+            _copy(carry, y, D, zero)
         start += 1
         a, x, y = a + decay[2], x + drive[2], y + y_step
-        if decay[2] == drive[2] == y_step > 0:
+        if carry == 0 and decay[2] == drive[2] == y_step > 0:
             _multiply_add_on(y - y_step, a - y_step, x - y_step, end - start, D, zero)
             return T
     for t in range(start, end):
-        if not mend:
+        if mend:
+            if _changes(y, a, y - y_step, x, D, zero) == 0:
+                return t
+        elif carry != 0:
+            scan_row(y, a, x, carry, 0, 0, size, y_step < 0, zero)
+        else:
             _multiply_add(y, a, y - y_step, x, D, y_step < 0, zero)
-        elif _changes(y, a, y - y_step, x, D, zero) == 0:
-            return t
         a, x, y = a + decay[2], x + drive[2], y + y_step
     return T
 
 
 @njit
-def _backward_rows(job, zero, b, start, end, mend):
-    T, D = job[2], job[3]
-    decay, grad, initial, states = job[7:10], job[10:13], job[13:16], job[16:19]
-    grad_decay, grad_drive = job[19:22], job[22:25]
+def _backward_rows(job, zero, b, start, end, mend, carry):
+    T, D, size = job[2], job[3], job[9]
+    decay, grad, initial, states = _tensor(job, 0), _tensor(job, 1), _tensor(job, 2), _tensor(job, 3)
+    grad_decay, grad_drive = _tensor(job, 4), _tensor(job, 5)
     z_step, downwards = grad_drive[2], grad_drive[2] < 0
     a, g, z = place(decay, b, start - 1), place(grad, b, start), place(grad_drive, b, start)
     h, w = place(states, b, start + 1), place(grad_decay, b, start)
     for t in range(start, end):
-        if mend:
-            if _changes(z, a, z - z_step, g, D, zero) == 0:
-                return t
-        elif t > start:
-            _multiply_add(z, a, z - z_step, g, D, downwards, zero)
+        previous = h if t + 1 < T else place(initial, b, 0)
+        if carry != 0 and t > start and (w == 0 or previous != 0):
+            scan_row(z, a, g, carry, w, previous, size, downwards, zero)
         else:
-            _copy(z, g, D, zero)
-        if w != 0:
-            previous = h if t + 1 < T else place(initial, b, 0)
-            if previous != 0:
-                _multiply(w, z, previous, D, downwards, zero)
+            if mend:
+                if _changes(z, a, z - z_step, g, D, zero) == 0:
+                    return t
+            elif t > start:
+                _multiply_add(z, a, z - z_step, g, D, downwards, zero)
             else:
+                _copy(z, g, D, zero)
+                if carry != 0:
+                    _copy(carry, z, D, zero)
+            if previous == 0 and w != 0:
                 row(w, D, zero)[:] = zero
+            elif w != 0:
+                _multiply(w, z, previous, D, downwards, zero)
         a, g, z, h, w = a + decay[2], g + grad[2], z + z_step, h + states[2], w + grad_decay[2]
     return T
 
 
 @njit
-def _run_rows(job, zero, b, start, end, mend):
-    if job[6]:
-        return _backward_rows(job, zero, b, start, end, mend)
-    return _forward_rows(job, zero, b, start, end, mend)
+def _run_rows(job, zero, b, start, end, mend, carry):
+    if job[7]:
+        return _backward_rows(job, zero, b, start, end, mend, carry)
+    return _forward_rows(job, zero, b, start, end, mend, carry)
 
 
 @njit
 def _work(counter, zero):
-    job = carray(counter, (25,))
-    B, T, pieces, mend = job[1], job[2], job[4], job[5]
+    job = carray(counter, (HEAD + 3 * 6,))
+    B, T, pieces, unit, mend = job[1], job[2], job[4], job[5], job[6]
+    units = B * T // unit
     piece = take_ticket(counter)
     while piece < pieces:
-        first, last = B * T * piece // pieces, B * T * (piece + 1) // pieces
+        first, last = units * piece // pieces * unit, units * (piece + 1) // pieces * unit
         start = first // T * T  # of the sequence in which the piece begins
         if not mend:
+            carry = job[8] + piece * job[9] if job[8] != 0 else 0
             for begin in range(start, last, T):
-                _run_rows(job, zero, begin // T, max(first - begin, 0), min(last - begin, T), False)
+                _run_rows(job, zero, begin // T, max(first - begin, 0), min(last - begin, T), False, carry)
+            finish_stores()
         elif first > start >= B * T * (piece - 1) // pieces:  # the sequence's first cut: mend all of it from here
             t = first - start
             while t < T:
-                t = _run_rows(job, zero, start // T, t, T, True)
+                t = _run_rows(job, zero, start // T, t, T, True, 0)
                 next_cut = ((start + t + 1) * pieces + B * T - 1) // (B * T)
                 t = min(B * T * next_cut // pieces - start, T)
         piece = take_ticket(counter)
@@ -175,14 +198,18 @@ def _worker(dtype: torch.dtype):
 
 
 def _run(x: Tensor, backward: bool, *layouts: int) -> None:
-    """Runs one job on as many cores as torch uses; x is any of its (B, T, D) tensors."""
+    """Runs one job on as many cores as torch uses; x is the (B, T, D) tensor of results, contiguous."""
     B, T, D = x.shape
     threads = max(1, min(torch.get_num_threads(), B * T * D // SMALLEST_PIECE))
     cut = B % threads and B // threads < MANY
-    pieces = threads if cut else B
-    run(_worker(x.dtype), (0, B, T, D, pieces, False, backward, *layouts), threads)
+    pieces, unit = (threads, 1) if cut else (min(B, MANY * threads), T)
+    worker, size = _worker(x.dtype), D * x.element_size()
+    streamed = x.nbytes > LARGEST_CACHED and size % LINE == 0
+    carries = x.new_empty(pieces, D) if streamed else None
+    head = B, T, D, pieces, unit
+    run(worker, (0, *head, False, backward, carries.data_ptr() if streamed else 0, size, *layouts), threads)
     if cut:
-        run(_worker(x.dtype), (0, B, T, D, pieces, True, backward, *layouts), min(threads, B))
+        run(worker, (0, *head, True, backward, 0, size, *layouts), min(threads, B))
 
 
 def _rows(x: Tensor) -> Tensor:

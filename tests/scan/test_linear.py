@@ -77,16 +77,41 @@ def test_cpu_agrees_with_the_float64_reference(T, reverse):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("B", [1, 2, 3, 7])
-def test_cuts_between_cores_change_no_bit(B, dtype, threads, monkeypatch, nan_memory):
+@pytest.mark.parametrize("D", [5, 32])  # 32: results are written past the caches, or pretend to be too large for them
+def test_cuts_between_cores_change_no_bit(B, D, dtype, threads, monkeypatch, nan_memory):
     monkeypatch.setattr(linear_cpu_kernels, "SMALLEST_PIECE", 1)
+    monkeypatch.setattr(linear_cpu_kernels, "LARGEST_CACHED", 0)
     for T, scale, reverse in ((1, 1, False), (3, 1, True), (90, 1, True), (91, 1, False), (90, 1.1, False)):
-        decay, drive, initial, grad = inputs(B, T, 5, dtype=dtype, seed=T)
-        tensors = scale * decay, drive, initial, grad
-        expected = run(*tensors, backend="reference", reverse=reverse)
-        for count in (1, 2, 3, 5):
+        decay, drive, initial, grad = inputs(B, T, D, dtype=dtype, seed=T)
+        for start in (initial, None):
+            tensors = scale * decay, drive, start, grad
+            expected = run(*tensors, backend="reference", reverse=reverse)
+            for count in (1, 2, 3, 5):
+                threads(count)
+                actual = run(*tensors, backend="cpu", reverse=reverse)
+                for name, x, y in zip(NAMES, actual, expected, strict=False):
+                    assert torch.equal(x, y), f"{name} with {count} threads at T = {T}"
+
+
+def test_many_sequences_are_shared_out_whole(threads, monkeypatch):
+    monkeypatch.setattr(linear_cpu_kernels, "SMALLEST_PIECE", 1)
+    tensors = inputs(50, 7, 16)
+    expected = run(*tensors, backend="reference")
+    for largest_cached in (0, 2**22):
+        monkeypatch.setattr(linear_cpu_kernels, "LARGEST_CACHED", largest_cached)
+        for count in (1, 2, 3):
             threads(count)
-            for name, x, y in zip(NAMES, run(*tensors, backend="cpu", reverse=reverse), expected, strict=True):
-                assert torch.equal(x, y), f"{name} with {count} threads at T = {T}"
+            assert all(torch.equal(x, y) for x, y in zip(run(*tensors, backend="cpu"), expected, strict=True))
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_streamed_gradients_alone(wanted, monkeypatch, nan_memory):
+    monkeypatch.setattr(linear_cpu_kernels, "LARGEST_CACHED", 0)
+    *tensors, _, grad = inputs(2, 9, 16)
+    expected = run(*tensors, None, grad, backend="reference")[1 + wanted]
+    tensors[wanted].requires_grad_()
+    linear_scan(*tensors, backend="cpu").backward(grad)
+    assert torch.equal(tensors[wanted].grad, expected)
 
 
 def test_undamped_states_are_mended_to_the_end(threads):
