@@ -36,8 +36,8 @@ def scan(backend: Backend = "auto", output: Path | None = None) -> None:
     could be computed again. So linear_scan moves 3 arrays forward and 8 with backward.
 
     What bounds selective_scan on a CPU is no memory but exponentials, one for each state of each channel at each step,
-    and again in backward, since states are not kept. The row torch.exp is the time of so many (forward), taken by
-    torch from the cache, on all threads: the floor of a scan that computes its exponentials as torch does.
+    and again in backward, since states are not kept. To hold that against, the row torch.exp is the time in which torch
+    computes so many (as for forward alone) from the cache, on all threads.
 
     On the CPU, every call allocates its results, those of torch.add too, from memory that the process already has.
     Decays of linear_scan are uniform in (0, 1); decays close to 1 take up to twice as long where sequences are cut in
@@ -66,7 +66,7 @@ def scan(backend: Backend = "auto", output: Path | None = None) -> None:
             print(f"timing {function.__name__} {shape} {each}", file=sys.stderr)
             rows += _scan_rows(function, inputs, shape, each)
         if case is selective_case and not on_gpu:
-            rows.append(_floor_row(shape))
+            rows.append(_exponentials_row(shape))
     where = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} CPU threads"
     _report(f"scans against {'a copy' if on_gpu else 'torch.add'}, {where}", rows, output)
 
@@ -190,7 +190,7 @@ def _scan_rows(
         yield _row(function.__name__, backend, shape, direction, seconds, f"{bandwidth / 1e9:.2f}", f"{ratio:.4f}")
 
 
-def _floor_row(shape: tuple[int, ...]) -> dict[str, object]:
+def _exponentials_row(shape: tuple[int, ...]) -> dict[str, object]:
     """Exponentials are computed 2^18 at a time, few enough for the cache and many enough for all threads."""
     numbers, size = torch.randn(2**18), torch.Size(shape).numel()
     (seconds,) = medians(cpu_clock, partial(torch.exp, numbers, out=torch.empty_like(numbers)))

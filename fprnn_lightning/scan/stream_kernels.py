@@ -78,7 +78,7 @@ def finish_stores(typingctx):
 
 @njit
 def scan_row(out, a, c, carry, product, factor, size, downwards, zero):
-    """carry = a carry + c, out the same, and product = carry factor unless it is 0: addresses of rows of so many bytes."""
+    """carry = a carry + c, out the same, product = carry factor unless it is 0; all by address, of so many bytes."""
     for i in range(0, size, LINE):
         d = size - LINE - i if downwards else i
         _scan_line(out + d, a + d, c + d, carry + d, zero)
