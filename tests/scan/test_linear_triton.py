@@ -41,6 +41,13 @@ def test_agrees_with_the_float64_reference(T, split, reverse, tile, device):
     check((decay, drive, None, grad), "triton", reverse)
 
 
+@SPLIT
+def test_agrees_at_every_length_up_to_70(split, tile, device):
+    tile(2, 4, split)
+    for T in range(1, 71):
+        check(on(device, inputs(1, T, 2, seed=T)), "triton", reverse=T % 2 == 0)
+
+
 @pytest.mark.parametrize("T", [31, 32, 33, 64, 70, 127, 128, 129, 130, 1023, 1024, 1025, 4097])
 @SPLIT
 def test_agrees_over_more_steps(T, split, tile, device):

@@ -101,6 +101,12 @@ def test_cpu_agrees_with_the_float64_reference(scan, T):
 
 
 @both_scans
+def test_cpu_agrees_at_every_length_up_to_70(scan):
+    for T in range(1, 71):
+        check(scan, [inputs(scan, 2, T, 17, 3, 2, seed=seed) for seed in range(1 + 24 // T)])
+
+
+@both_scans
 @pytest.mark.parametrize(("D", "N", "P"), [(1, 1, 1), (1, 16, 1), (64, 1, 2), (65, 3, 1), (130, 17, 3), (2, 4, 100)])
 def test_any_number_of_channels_and_states(D, N, P, scan):
     check(scan, [inputs(scan, 2, 35, D, N, P, seed=seed) for seed in range(1 if D > 50 else 24)])
