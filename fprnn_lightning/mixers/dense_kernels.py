@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fprnn_lightning.channel_mixers.householder import SHORTEST
 from fprnn_lightning.mixers.recurrent import NORM_EPSILON
-from fprnn_lightning.scan.thread_kernels import compile_worker, pointer, run, take_ticket
+from fprnn_lightning.scan.thread_kernels import ZEROS, compile_worker, pointer, run, take_ticket, version
 
 SMALLEST_SHARE = 8192  # numbers of the state; below, waking a second core costs more than it saves
 
@@ -233,17 +233,17 @@ def _work(counter, zero):
         b = take_ticket(counter)
 
 
-def _work_float32(counter):
-    _work(counter, np.float32(0))
+def _make_worker(zero, version):
+    def work(counter):
+        if version:
+            _work(counter, zero)
 
-
-def _work_float64(counter):
-    _work(counter, np.float64(0))
+    return work
 
 
 @cache
 def _worker(dtype: torch.dtype):
-    return compile_worker({torch.float32: _work_float32, torch.float64: _work_float64}[dtype])
+    return compile_worker(_make_worker(ZEROS[dtype], version()))
 
 
 def forward_step(

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
 Resolved = Literal["reference", "cpu", "triton"]
@@ -45,6 +46,19 @@ def resolve_backend(tensor: Tensor, backend: Backend = "auto") -> Resolved:
     if reason:
         raise ValueError(f"Scan backend {backend!r} needs {reason}.")
     return backend
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether a scan must be one node of a graph (or of what a tensor's class makes of it), with no memory to read yet.
+
+    In all other cases going through torch's dispatcher would only cost time.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or type(tensor) not in (Tensor, Parameter)
+        or torch.jit.is_tracing()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    )
 
 
 def _is_real(tensor: Tensor) -> bool:

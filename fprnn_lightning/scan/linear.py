@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fprnn_lightning.scan import linear_reference
-from fprnn_lightning.scan.backends import Backend, carry_dtype, implementation, resolve_backend
+from fprnn_lightning.scan.backends import Backend, carry_dtype, implementation, is_traced, resolve_backend
 
 
 def linear_scan(
@@ -19,8 +19,8 @@ def linear_scan(
         drive: (B, T, ...) what each step adds, same shape.
         initial: (B, ...) the state before the first step; zero if not given.
         reverse: Run from the last step to the first: h_t = decay_t h_{t+1} + drive_t, initial being the state after T.
-        backend: "reference" (a loop over time, any device and dtype), "cpu" (numba, at memory bandwidth), "triton" (a
-            GPU), or "auto": the fastest that can run.
+        backend: "reference" (a loop over time, on any device, complex numbers too), "cpu" (numba, at memory bandwidth),
+            "triton" (a GPU), or "auto": the fastest that can run.
 
     Returns:
         (B, T, ...) the states, in the common dtype of the inputs.
@@ -34,7 +34,8 @@ def linear_scan(
             f" got {tuple(decay.shape)} and {tuple(drive.shape)}."
         )
     if decay.device != drive.device or (initial is not None and initial.device != drive.device):
-        raise ValueError("linear_scan needs decay, drive and initial on one device.")
+        places = [str(x.device) for x in (decay, drive, initial) if x is not None]
+        raise ValueError(f"linear_scan needs decay, drive and initial on one device, got {', '.join(places)}.")
     dtype = torch.promote_types(decay.dtype, drive.dtype)
     if initial is not None:
         if initial.shape != drive[:, 0].shape:
@@ -53,7 +54,7 @@ def linear_scan(
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype is dtype else x.to(dtype)
+    return (x if x.dtype is dtype else x.to(dtype)).resolve_neg()
 
 
 class _LinearScan(torch.autograd.Function):
@@ -75,18 +76,18 @@ class _LinearScan(torch.autograd.Function):
                 grad, decay, initial, states, ctx.reverse, needed, lambda *scan: _LinearScan.apply(*scan, ctx.backend)
             )
         else:
-            gradients = _backward(grad, decay, initial, states, ctx.reverse, needed, ctx.backend)
+            gradients = _backward(grad.resolve_neg(), decay, initial, states, ctx.reverse, needed, ctx.backend)
         return *gradients, None, None
 
 
 def _forward(decay: Tensor, drive: Tensor, initial: Tensor | None, reverse: bool, backend: str) -> Tensor:
-    if torch.compiler.is_compiling():  # as one node of the graph; outside of compilation that is only overhead
+    if is_traced(drive):
         return _forward_op(decay, drive, initial, reverse, backend)
     return implementation("linear", backend).forward(decay, drive, initial, reverse)
 
 
 def _backward(grad, decay, initial, states, reverse, needed, backend) -> tuple[Tensor | None, ...]:
-    if torch.compiler.is_compiling():
+    if is_traced(grad):
         gradients = _backward_op(grad, decay, initial, states, reverse, needed, backend)
         return tuple(gradient if wanted else None for gradient, wanted in zip(gradients, needed, strict=True))
     return implementation("linear", backend).backward(grad, decay, initial, states, reverse, needed)
@@ -113,7 +114,7 @@ def _backward_op(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients = implementation("linear", backend).backward(grad, decay, initial, states, reverse, needed)
-    return tuple(grad.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    return tuple(grad.new_empty(0) if gradient is None else gradient.contiguous() for gradient in gradients)
 
 
 @_backward_op.register_fake

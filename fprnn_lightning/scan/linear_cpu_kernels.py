@@ -23,7 +23,7 @@ from numba import carray, njit
 from torch import Tensor
 
 from fprnn_lightning.scan.stream_kernels import LINE, finish_stores, scan_row
-from fprnn_lightning.scan.thread_kernels import compile_worker, place, row, run, take_ticket
+from fprnn_lightning.scan.thread_kernels import ZEROS, compile_worker, place, row, run, take_ticket, version
 
 MANY = 8  # pieces per core, if there are sequences enough
 SMALLEST_PIECE = 32768  # elements, as for torch; below, waking a second core costs more than it saves
@@ -184,17 +184,17 @@ def _work(counter, zero):
         piece = take_ticket(counter)
 
 
-def _work_float32(counter):
-    _work(counter, np.float32(0))
+def _make_worker(zero, version):
+    def work(counter):
+        if version:
+            _work(counter, zero)
 
-
-def _work_float64(counter):
-    _work(counter, np.float64(0))
+    return work
 
 
 @cache
 def _worker(dtype: torch.dtype):
-    return compile_worker({torch.float32: _work_float32, torch.float64: _work_float64}[dtype])
+    return compile_worker(_make_worker(ZEROS[dtype], version()))
 
 
 def _run(x: Tensor, backward: bool, *layouts: int) -> None:

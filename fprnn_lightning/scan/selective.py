@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fprnn_lightning.scan import selective_reference
-from fprnn_lightning.scan.backends import Backend, carry_dtype, implementation, resolve_backend
+from fprnn_lightning.scan.backends import Backend, carry_dtype, implementation, is_traced, resolve_backend
 
 CHUNK = 32  # time steps between two states that are kept for backward
 
@@ -31,8 +31,8 @@ def selective_scan(
 
     h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t,  y_t = C_t · h_t + D x_t.  Source: Mamba (arXiv 2312.00752), eq. 2.
 
-    The state is carried in float32 (float64 for such inputs). Forward keeps N / 32 numbers in float32 for each of x;
-    backward takes on the CPU little more, and on a GPU about as much again and another half.
+    The state is carried in float32 (float64 for such inputs). Forward keeps N / 32 numbers in float32 for each of x,
+    backward takes about as much again; half-precision tensors are, on the CPU, copied to float32 besides.
 
     Args:
         x: (B, T, D) inputs, T ≥ 1; any strides, as all the others.
@@ -107,25 +107,27 @@ def _check(function: str, axes: tuple[str, ...], x: Tensor, **others: Tensor | N
     }
     if x.dim() != len(axes) or x.shape[1] == 0:
         raise ValueError(f"{function} needs x of shape ({', '.join(axes)}) with T ≥ 1, got {tuple(x.shape)}.")
-    sizes = dict(zip(axes, x.shape, strict=True)) | {"N": others["B"].shape[-1]}
-    for name, tensor in others.items():
+    B = others["B"]
+    if B.dim() != 3 or B.shape[2] == 0:
+        raise ValueError(f"{function} needs B of shape (B, T, N) with N ≥ 1, got {tuple(B.shape)}.")
+    sizes = dict(zip(axes, x.shape, strict=True)) | {"N": B.shape[2]}
+    for name, tensor in ({"x": x} | others).items():
         if tensor is None:
             continue
-        shape = tuple(sizes[axis] for axis in expected[name])
-        if tensor.shape != shape or sizes["N"] == 0:
+        if not tensor.is_floating_point():
+            raise ValueError(f"{function} needs real floating-point tensors, {name} is {tensor.dtype}.")
+        if tensor.device != x.device:
+            places = f"x on {x.device}, {name} on {tensor.device}"
+            raise ValueError(f"{function} needs all tensors on one device, got {places}.")
+        shape = x.shape if name == "x" else tuple(sizes[axis] for axis in expected[name])
+        if tensor.shape != shape:
             letters = ", ".join(expected[name])
             raise ValueError(f"{function} needs {name} of shape ({letters}) = {shape}, got {tuple(tensor.shape)}.")
-        if tensor.device != x.device:
-            raise ValueError(
-                f"{function} needs all tensors on one device, got x on {x.device}, {name} on {tensor.device}."
-            )
 
 
 def _scan(x, dt, A, B, C, D, initial, backend) -> tuple[Tensor, Tensor]:
     """x (B, T, H, P), dt (B, T, H), A (H, N) or (H, 1), B and C (B, T, N), D (H, P), initial (B, H, P, N)."""
-    inputs = x, dt, A, B, C, D, initial
-    if any(tensor is not None and not tensor.is_floating_point() for tensor in inputs):
-        raise ValueError("A selective scan needs real floating-point tensors.")
+    inputs = (None if tensor is None else tensor.resolve_neg() for tensor in (x, dt, A, B, C, D, initial))
     return _SelectiveScan.apply(*inputs, resolve_backend(x, backend))
 
 
@@ -143,18 +145,18 @@ class _SelectiveScan(torch.autograd.Function):
     def backward(ctx, grad_y, grad_last):
         boundaries, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *selective_reference.gradients(inputs, grad_y, grad_last, create_graph=True), None
-        return *_backward(grad_y, grad_last, boundaries, *inputs, ctx.backend), None
+            return *selective_reference.gradients(inputs, grad_y, grad_last), None
+        return *_backward(grad_y.resolve_neg(), grad_last.resolve_neg(), boundaries, *inputs, ctx.backend), None
 
 
 def _forward(x, dt, A, B, C, D, initial, backend) -> tuple[Tensor, Tensor, Tensor]:
-    if torch.compiler.is_compiling():  # as one node of the graph
+    if is_traced(x):
         return _forward_op(x, dt, A, B, C, D, initial, backend)
     return implementation("selective", backend).forward(x, dt, A, B, C, D, initial)
 
 
 def _backward(grad_y, grad_last, boundaries, x, dt, A, B, C, D, initial, backend) -> tuple[Tensor | None, ...]:
-    if torch.compiler.is_compiling():
+    if is_traced(x):
         *gradients, grad_D, grad_initial = _backward_op(
             grad_y, grad_last, boundaries, x, dt, A, B, C, D, initial, backend
         )
@@ -200,7 +202,7 @@ def _backward_op(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     gradients = implementation("selective", backend).backward(grad_y, grad_last, boundaries, x, dt, A, B, C, D, initial)
-    return tuple(x.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    return tuple(x.new_empty(0) if gradient is None else gradient.contiguous() for gradient in gradients)
 
 
 @_backward_op.register_fake

@@ -30,13 +30,13 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
-from numpy import expm1, float32, float64, int64
+from numpy import expm1, int64
 from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 
 from fprnn_lightning.scan.backends import carry_dtype
 from fprnn_lightning.scan.selective import CHUNK
-from fprnn_lightning.scan.thread_kernels import compile_worker, place, pointer, row, run, take_ticket
+from fprnn_lightning.scan.thread_kernels import ZEROS, compile_worker, place, pointer, row, run, take_ticket, version
 
 WIDTH = 64
 MOST_PIECES = 64  # of a job, unless the batch is larger: enough for some dozens of cores
@@ -371,27 +371,21 @@ def _backward_pieces(counter, zero):
         piece = take_ticket(counter)
 
 
-def _forward_float32(counter):
-    _forward_pieces(counter, float32(0))
+def _make_worker(backward, zero, version):
+    def work_forward(counter):
+        if version:
+            _forward_pieces(counter, zero)
 
+    def work_backward(counter):
+        if version:
+            _backward_pieces(counter, zero)
 
-def _forward_float64(counter):
-    _forward_pieces(counter, float64(0))
-
-
-def _backward_float32(counter):
-    _backward_pieces(counter, float32(0))
-
-
-def _backward_float64(counter):
-    _backward_pieces(counter, float64(0))
+    return work_backward if backward else work_forward
 
 
 @cache
 def _worker(backward: bool, dtype: torch.dtype):
-    forwards = {torch.float32: _forward_float32, torch.float64: _forward_float64}
-    backwards = {torch.float32: _backward_float32, torch.float64: _backward_float64}
-    return compile_worker((backwards if backward else forwards)[dtype])
+    return compile_worker(_make_worker(backward, ZEROS[dtype], version()))
 
 
 def _pieces(batch: int, channels: int) -> tuple[int, int]:

@@ -2,22 +2,30 @@
 
 A second pool of threads, numba's own, contends with torch's for the cores. So a worker is compiled to a C function of
 one argument, a *job*, and called once on each of torch's OpenMP threads through libgomp's entry point GOMP_parallel, as
-a compiler would. torch.set_num_threads holds here too, and DataLoader workers, where it is 1, never wake the pool that
-the fork broke. Where there is no such entry point one core does all.
+a compiler would. torch.set_num_threads holds here too. A forked process has lost torch's pool and would wait for it
+forever, so torch is held to one thread there, as DataLoader does with its workers. Where there is no such entry point
+one core does all.
 
 A job is an array of int64 whose first element is a ticket counter, from which threads take pieces of work; addresses of
-tensors are among the rest. Workers are compiled on first use and cached on disk; numba notices when the file of a
-worker changes, not one that it imports: `make clean` after changing this file.
+tensors are among the rest. Workers are compiled on first use and cached on disk. numba would notice a change of the
+worker's own file only, not of what that imports, so workers are made as closures over `version`, which numba looks at.
 """
 
 import ctypes
+import hashlib
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 import numba
+import numpy as np
+import torch
 from numba import carray, njit, types
 from numba.extending import intrinsic
+
+ZEROS = {torch.float32: np.float32(0), torch.float64: np.float64(0)}  # by which kernels know what they compute with
 
 
 @intrinsic
@@ -52,6 +60,14 @@ def row(address, channels, zero):
     return carray(pointer(address, zero), (channels,))
 
 
+@cache
+def version() -> int:
+    """A number that changes with the sources of kernels."""
+    package = Path(__file__).parents[1]
+    sources = [*sorted(package.glob("*/*_kernels.py")), package / "scan" / "selective.py"]  # which sets CHUNK
+    return int.from_bytes(hashlib.sha256(b"".join(map(Path.read_bytes, sources))).digest()[:7])
+
+
 def compile_worker(work: Callable) -> Callable:
     """Compiles a function of a pointer to a job."""
     signature = types.void(types.CPointer(types.int64))
@@ -77,3 +93,7 @@ def _parallel():
         return lambda function, argument, threads, flags: call(function)(argument)
     parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
     return parallel
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))

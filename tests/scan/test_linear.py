@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import assert_as_accurate
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader, Dataset
 
 from fprnn_lightning.scan import (
@@ -154,6 +155,7 @@ STRIDED = {
     "part of a projection": lambda x: torch.cat([x, x], dim=-1)[..., x.shape[-1] :],
     "the same for all steps": lambda x: x[:, :1].expand_as(x),
     "one number": lambda x: x[:1, :1, :1].expand_as(x),
+    "negated when read": lambda x: torch.complex(x, -x).conj().imag,
 }
 
 
@@ -231,6 +233,25 @@ def test_works_in_forked_workers(threads):
     here = [Scans()[i] for i in range(len(Scans()))]
     loader = DataLoader(Scans(), batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60)
     assert all(torch.equal(x, y) for x, y in zip(loader, here, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_works_in_a_forked_process(threads):
+    threads(2)
+    expected, context = Scans()[0], torch.multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    process = context.Process(target=lambda: results.put(torch.equal(Scans()[0], expected)))
+    process.start()
+    process.join(60)
+    process.kill()
+    assert not results.empty()
+    assert results.get()
+
+
+def test_tensors_without_memory_are_not_read():
+    with FakeTensorMode():
+        decay, drive, initial, grad = inputs(2, 5, 3)
+        assert [x.shape for x in run(decay, drive, initial, grad, backend="cpu")[:3]] == [decay.shape] * 3
 
 
 def test_without_openmp_one_core_does_all(threads, monkeypatch):

@@ -174,7 +174,7 @@ def test_first_and_second_derivatives(split, reverse, with_initial, tile, device
     assert torch.autograd.gradgradcheck(scan, leaves)
 
 
-BACKENDS = pytest.mark.parametrize("backend", ["cpu", "triton"])
+BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
 
 
 @BACKENDS

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import assert_as_accurate
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -165,6 +166,7 @@ STRIDED = {
     "part of a projection": lambda x: torch.cat([x, x], dim=-1)[..., x.shape[-1] :],
     "the same for all steps": lambda x: x[:, :1].expand_as(x),
     "one number": lambda x: x[(slice(1),) * x.dim()].expand_as(x),
+    "negated when read": lambda x: torch.complex(x, -x).conj().imag,
 }
 
 
@@ -221,6 +223,20 @@ def test_one_call_equals_many_that_hand_over_the_state(cuts, scan, backend, seed
         parts.append(part)
     assert torch.equal(torch.cat(parts, dim=1), whole)
     assert torch.equal(state, last)
+
+
+@all_backends
+def test_first_derivatives_are_the_same_where_they_are_differentiated_again(backend):
+    """Also where one input is computed from another, or is another."""
+    x, _, _, B, *_ = inputs(selective_scan, 1, 5, 3, 3, dtype=torch.float64)[0]
+
+    def gradients(create_graph):
+        leaves = x.clone().requires_grad_(), B.clone().requires_grad_()
+        dt = torch.nn.functional.softplus(leaves[0] + leaves[1].mean())
+        y, last = selective_scan(leaves[0], dt, leaves[1][0, :3] - 2, leaves[1], leaves[1], backend=backend)
+        return torch.autograd.grad(y.sum() + last.sum(), leaves, create_graph=create_graph)
+
+    torch.testing.assert_close(gradients(True), gradients(False))
 
 
 @all_backends
@@ -322,28 +338,38 @@ def test_wrong_devices_and_dtypes_are_refused(scan):
     tensors, _ = inputs(scan, 2, 3, 4, 5, 2)
     with pytest.raises(ValueError, match="one device, got x on cpu, dt on meta"):
         scan(tensors[0], tensors[1].to("meta"), *tensors[2:])
-    with pytest.raises(ValueError, match="real floating-point tensors"):
+    with pytest.raises(ValueError, match=r"real floating-point tensors, x is torch\.complex64"):
         scan(tensors[0].to(torch.complex64), *tensors[1:])
-    with pytest.raises(ValueError, match="real floating-point tensors"):
+    with pytest.raises(ValueError, match=r"real floating-point tensors, B is torch\.int64"):
         scan(*tensors[:3], tensors[3].long(), *tensors[4:])
 
 
+@all_backends
 @pytest.mark.parametrize("given", [5, 7])
-def test_custom_operators_are_registered_in_full(given):
+def test_custom_operators_are_registered_in_full(given, backend):
     operators = torch.ops.fprnn_lightning
     (x, dt, A, B, C, D, initial), (grad_y, grad_last) = inputs(state_space_dual, 2, 40, 3, 4, 2)
     optional = (D[:, None].expand(3, 2), initial) if given == 7 else (None, None)
-    arguments = x, dt, A[:, None], B, C, *optional, "cpu"
+    arguments = x, dt, A[:, None], B, C, *optional, backend
     torch.library.opcheck(operators.selective_scan.default, arguments)
     *_, boundaries = operators.selective_scan(*arguments)
     torch.library.opcheck(operators.selective_scan_backward.default, (grad_y, grad_last, boundaries, *arguments))
 
 
 @both_scans
+@all_backends
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_compiles_to_one_graph(scan):
+def test_compiles_to_one_graph(scan, backend):
     tensors, grads = inputs(scan, 2, 40, 3, 4, 2)
     compiled = torch.compile(scan, fullgraph=True, backend="aot_eager")
     for some in (tensors, (*tensors[:5], None, None)):
-        for x, y in zip(run(compiled, some, grads), run(scan, some, grads), strict=True):
-            assert torch.equal(x, y)
+        results = (run(each, some, grads, backend=backend) for each in (compiled, scan))
+        assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+@all_backends
+def test_tensors_without_memory_are_not_read(backend):
+    with FakeTensorMode():
+        tensors, grads = inputs(selective_scan, 2, 40, 3, 4)
+        shapes = [x.shape for x in run(selective_scan, tensors, grads, backend=backend)]
+    assert shapes == [x.shape for x in (grads[0], grads[1], *tensors)]
