@@ -31,9 +31,9 @@ limited() { # seconds, step, command...: Ctrl-C after so many seconds, so that w
         echo "- $2: failed or out of time" | tee -a "$results/problems.md" >&2
 }
 
-limited 270 "1/3 the backends agree" \
+limited 300 "1/3 the backends agree" \
     "$PYTHON" -m pytest -q -m "not slow" -p no:cacheprovider --junitxml="$results/tests.xml" \
-    tests/scan/test_linear*.py tests/scan/test_selective*.py
+    tests/scan/test_linear_triton.py tests/scan/test_selective_triton.py
 limited 50 "2/3 errors, and mamba_ssm if it is installed" "$PYTHON" tests/gpu/compare.py "$results/compare.md"
 limited 90 "3/3 bench scan" "$PYTHON" -m fprnn_lightning bench scan --output "$results/scan.csv"
 
