@@ -11,11 +11,7 @@ from torch import Tensor
 
 from fprnn_lightning.tasks.base import SequenceTask, Split
 from fprnn_lightning.tasks.groups import make_group
-
-SPLIT_SPACE = 2**20
-BUCKETS = 32
-OWNERS: tuple[Split, ...] = ("validation", "test", "train")  # of bucket 0, of bucket 1, of the others
-OWNED = (1, 1, BUCKETS - 2)
+from fprnn_lightning.tasks.splits import SPLIT_SPACE, draw_owned
 
 
 class WordProblem(SequenceTask):
@@ -66,14 +62,13 @@ class WordProblem(SequenceTask):
         self, generator: np.random.Generator, split: Split, sequences: int, length: int
     ) -> tuple[Tensor, Tensor]:
         order, k = self.group.order, self.prefix_length
-        owner = OWNERS.index(split)
-        candidates = 2 * sequences * BUCKETS // OWNED[owner]  # twice as many as are needed on average
-        prefixes = np.empty((k, 0), np.int16)
-        while prefixes.shape[1] < sequences:
-            drawn = generator.integers(order, size=(k, candidates), dtype=np.int16)
-            prefixes = np.concatenate([prefixes, drawn[:, owner_of(drawn, order) == owner]], axis=1)
+
+        def draw(number: int) -> np.ndarray:
+            return generator.integers(order, size=(k, number), dtype=np.int16)
+
+        prefixes = draw_owned(draw, split, sequences, order)
         rest = generator.integers(order, size=(max(length - k, 0), sequences), dtype=np.int16)
-        tokens = np.concatenate([prefixes[:, :sequences], rest])[:length]  # T B: one time step is contiguous
+        tokens = np.concatenate([prefixes, rest])[:length]  # T B: one time step is contiguous
 
         products = np.empty_like(tokens)
         products[0] = tokens[0]
@@ -82,23 +77,3 @@ class WordProblem(SequenceTask):
             places[t] += products[t - 1]
             self._next_product.take(places[t], out=products[t], mode="clip")  # all are in range; "clip" need not check
         return tuple(torch.from_numpy(array).T.contiguous().long() for array in (tokens, products))
-
-
-def owner_of(prefixes: np.ndarray, order: int) -> np.ndarray:
-    """Which split each prefix belongs to, whatever the seed.
-
-    Args:
-        prefixes: (k, B) elements of a group.
-        order: |G|.
-
-    Returns:
-        (B,) indices into OWNERS.
-
-    Source: the mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-    """
-    code = np.zeros(prefixes.shape[1], np.uint64)
-    for row in prefixes:
-        code = code * np.uint64(order) + row.astype(np.uint64)
-    code = (code ^ (code >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    code = (code ^ (code >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.minimum((code ^ (code >> np.uint64(31))) % np.uint64(BUCKETS), 2)

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 
 from fprnn_lightning.tasks import SequenceTask, WordProblem
 from fprnn_lightning.tasks.groups import make_group
-from fprnn_lightning.tasks.word_problem import OWNERS, owner_of
+from fprnn_lightning.tasks.splits import OWNERS, owner_of
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "task").glob("*.yaml"))
 
