@@ -45,12 +45,12 @@ from fprnn_lightning.commands import bench
 from fprnn_lightning.mixers import SequenceMixer
 from fprnn_lightning.sentences import SentenceErrors, UsageError, concrete_subclasses, nearest, one_line
 from fprnn_lightning.tasks import SequenceTask
-from fprnn_lightning.training import SequenceLearner
+from fprnn_lightning.training import FixedLength, SequenceLearner
 
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)  # with omegaconf+: ${...} follows every override
 
 PROGRAM = "python -m fprnn_lightning"
-LINKED = ("vocab_size", "validation_lengths", "test_lengths")  # what the model takes from the task
+LINKED = ("vocab_size", "validation_lengths", "test_lengths", "chance")  # what the model takes from the task
 TRAINER_DEFAULTS = {
     "default_root_dir": "logs",
     "accelerator": "auto",
@@ -204,6 +204,12 @@ class CommandLine(LightningCLI):
         end, available = self.model.curriculum.end, self.datamodule.train_length
         if self.subcommand == "fit" and end > available:
             raise UsageError(f"model.curriculum.end is {end}, must be at most data.train_length, which is {available}")
+        fixed = isinstance(self.model.curriculum, FixedLength) and end == available
+        if self.subcommand == "fit" and not (fixed or self.datamodule.prefix_closed):
+            raise UsageError(
+                f"model.curriculum must be FixedLength with length {available}, which is data.train_length: "
+                f"sequences of {type(self.datamodule).__name__} cannot be cut"
+            )
 
     def _check_checkpoint(self) -> None:
         if not self.checkpoint:

@@ -94,6 +94,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *parts: st
         (["--data.test_lengths", "[0, 8]"], ["test_lengths", "0"]),
         (["--model.curriculum.start", "5"], ["ProgressiveLengths", "5", "4"]),
         (["--model.curriculum.end", "9"], ["model.curriculum.end", "9", "data.train_length", "4"]),
+        (["--data", "ModularArithmeticWithBrackets"], ["model.curriculum", "FixedLength", "4", "cannot be cut"]),
         (["--model.mixer.expand", "0.3"], ["expand 0.3", "width 8"]),
         (["--model.layers", "0"], ["0 layers"]),
         (["--trainer.accelerator", "abacus"], ["trainer", "abacus"]),

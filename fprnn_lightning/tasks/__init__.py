@@ -7,9 +7,24 @@ import importlib
 import pkgutil
 
 from fprnn_lightning.tasks.base import SequenceTask
+from fprnn_lightning.tasks.formal_languages import (
+    CycleNavigation,
+    EvenPairs,
+    ModularArithmetic,
+    ModularArithmeticWithBrackets,
+    Parity,
+)
 from fprnn_lightning.tasks.word_problem import WordProblem
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["SequenceTask", "WordProblem"]
+__all__ = [
+    "CycleNavigation",
+    "EvenPairs",
+    "ModularArithmetic",
+    "ModularArithmeticWithBrackets",
+    "Parity",
+    "SequenceTask",
+    "WordProblem",
+]

@@ -47,6 +47,8 @@ class SequenceTask(LightningDataModule, ABC):
         ValueError: If a length, size or number is below its least value.
     """
 
+    prefix_closed = True  # whether the first tokens of a sequence are a sequence too, so that a curriculum may cut it
+
     def __init__(
         self,
         batch_size: int = 256,
@@ -94,12 +96,17 @@ class SequenceTask(LightningDataModule, ABC):
     def vocab_size(self) -> int:
         """Tokens and labels are both below this number."""
 
+    @property
+    def chance(self) -> float:
+        """The token accuracy of a guess."""
+        return 1 / self.vocab_size
+
     @abstractmethod
     def generate(self, generator: np.random.Generator, split: Split, sequences: int, length: int) -> Batch:
         """Draws sequences; all randomness comes from `generator`.
 
         From the same state of the generator, a longer draw must extend a shorter one; drawing time step by time step
-        does.
+        does. Only where sequences are not `prefix_closed` it need not.
 
         Args:
             generator: The source of all randomness.

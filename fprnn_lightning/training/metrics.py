@@ -5,7 +5,11 @@ on the sequence of L tokens, so one pass over the longest sequences gives, for e
     last-token accuracy  sequences whose last scored position is right / sequences
     sequence accuracy    sequences whose scored positions are all right / sequences
 
-over the positions before L. Targets of -100 are not scored. A sequence is as long as its last scored position says,
+over the positions before L. Logs also have the last-token accuracy on a scale on which a guess has 0,
+
+    scaled accuracy      (last-token accuracy - chance) / (1 - chance)
+
+Targets of -100 are not scored. A sequence is as long as its last scored position says,
 and counts at the lengths that it reaches.
 """
 

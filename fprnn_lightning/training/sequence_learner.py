@@ -37,6 +37,7 @@ class SequenceLearner(LightningModule):
         curriculum: to how many tokens the training sequences are cut.
         validation_lengths: tokens, ascending; set by the task.
         test_lengths: tokens, ascending; set by the task.
+        chance: accuracy of a guess, which is 0 on the scale of scaled_accuracy; set by the task.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class SequenceLearner(LightningModule):
         curriculum: Curriculum = ProgressiveLengths(),  # noqa: B008 (copied below)
         validation_lengths: Sequence[int] = (16, 50),
         test_lengths: Sequence[int] = (16, 32, 50, 64, 128, 256, 512),
+        chance: float = 0.0,
     ) -> None:
         super().__init__()
         if learning_rate < 0:
@@ -69,6 +71,7 @@ class SequenceLearner(LightningModule):
         self.curriculum = deepcopy(curriculum)
         self.validation_accuracy = LengthAccuracy(validation_lengths)
         self.test_accuracy = LengthAccuracy(test_lengths)
+        self.chance = chance
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the label at every position: tokens (B, T) -> (B, T, V)."""
@@ -155,9 +158,13 @@ class SequenceLearner(LightningModule):
 
     def _log_accuracy(self, split: str, accuracy: LengthAccuracy) -> None:
         values = accuracy.compute()
-        for name in ACCURACIES:
+        values["scaled_accuracy"] = tuple(map(self._scaled, values["last_token_accuracy"]))
+        for name in (*ACCURACIES, "scaled_accuracy"):
             by_length = zip(accuracy.lengths, values[name], strict=True)
             self.log_dict({f"{split}/{name}_{length}": value for length, value in by_length}, sync_dist=True)
+
+    def _scaled(self, accuracy: Tensor) -> Tensor:
+        return (accuracy - self.chance) / (1 - self.chance)
 
 
 def weight_decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

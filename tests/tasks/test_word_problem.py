@@ -1,19 +1,14 @@
 """The word problem: labels against a naive checker, disjoint splits, uniform tokens, names and errors."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonargparse import ArgumentParser
 
-from fprnn_lightning.tasks import SequenceTask, WordProblem
+from fprnn_lightning.tasks import WordProblem
 from fprnn_lightning.tasks.groups import make_group
 from fprnn_lightning.tasks.splits import OWNERS, owner_of
-
-CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "task").glob("*.yaml"))
 
 
 def prefixes(task, split, batches):
@@ -113,13 +108,3 @@ def test_short_sequences_are_prefixes_of_owned_ones():
 def test_bad_groups(group, words):
     with pytest.raises(ValueError, match=words):
         WordProblem(group)
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_config(config):
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--config", action="config")
-    parser.add_subclass_arguments(SequenceTask, "data")
-    task = parser.instantiate(parser.parse_args(["--config", str(config)])).data
-    assert task.name == config.stem
-    assert task.batch("train", 0)[0].shape == (task.batch_size, task.train_length)

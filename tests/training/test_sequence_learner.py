@@ -91,7 +91,7 @@ def test_training_stops_when_the_schedule_ends(small_learner, small_task, small_
 
 
 def test_evaluation_measures_every_length_in_one_pass(small_learner, small_task, small_trainer):
-    learner, task = small_learner(), small_task()
+    learner, task = small_learner(chance=0.5), small_task()
     trainer = small_trainer(limit_val_batches=1.0)
     trainer.fit(learner, task)
     validated = trainer.validate(learner, task, verbose=False)[0]
@@ -106,6 +106,9 @@ def test_evaluation_measures_every_length_in_one_pass(small_learner, small_task,
             [value.item() for value in values[name]]
         )
         assert {f"validation/{name}_4", f"validation/{name}_8"} <= validated.keys()
+    for length in (4, 8, 50):
+        twice = 2 * tested[f"test/last_token_accuracy_{length}"]
+        assert tested[f"test/scaled_accuracy_{length}"] == pytest.approx(twice - 1, abs=1e-6)
     assert [value.item() for value in values["sequences"]] == [24, 24, 24]
     assert validated["validation/loss"] > 0
 
