@@ -6,6 +6,7 @@ Every file here is imported, so a new task is one new file.
 import importlib
 import pkgutil
 
+from fprnn_lightning.tasks.associative_recall import AssociativeRecall
 from fprnn_lightning.tasks.base import SequenceTask
 from fprnn_lightning.tasks.formal_languages import (
     CycleNavigation,
@@ -20,6 +21,7 @@ for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
+    "AssociativeRecall",
     "CycleNavigation",
     "EvenPairs",
     "ModularArithmetic",

@@ -11,19 +11,20 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from fprnn_lightning.sentences import concrete_subclasses
-from fprnn_lightning.tasks import SequenceTask, WordProblem
+from fprnn_lightning.tasks import AssociativeRecall, SequenceTask, WordProblem
 
 SMALL = dict(
     batch_size=8, train_length=5, validation_lengths=(7, 3), test_lengths=(4,), validation_sequences=150,
     test_sequences=70, evaluation_batch_size=32, seed=3,
 )  # fmt: skip
+OPTIONS = {AssociativeRecall: dict(pairs=1)}  # where sequences as small as these need them
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "task").glob("*.yaml"))
 TASKS = [task for task in concrete_subclasses(SequenceTask) if task.__module__.startswith("fprnn_lightning.")]
 
 
 @pytest.fixture(params=TASKS, ids=lambda task: task.__name__)
 def make(request):
-    return lambda **options: request.param(**SMALL | options)
+    return lambda **options: request.param(**SMALL | OPTIONS.get(request.param, {}) | options)
 
 
 def head(loader, batches):
