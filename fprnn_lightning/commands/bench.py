@@ -7,6 +7,7 @@ over the same figure of torch.add on the CPU (reads two arrays, writes one), of 
 import contextlib
 import csv
 import ctypes
+import itertools
 import statistics
 import sys
 import time
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from fprnn_lightning.scan import linear_scan, resolve_backend, selective_scan, state_space_dual
 from fprnn_lightning.scan.backends import Backend
-from fprnn_lightning.tasks import WordProblem
+from fprnn_lightning.sentences import concrete_subclasses
+from fprnn_lightning.tasks import SequenceTask
 
 HEAD = 64  # channels of a head of state_space_dual, as in Mamba-2
 SECONDS = 1.0  # per timing
@@ -72,27 +74,18 @@ def scan(backend: Backend = "auto", output: Path | None = None) -> None:
 
 
 def data(output: Path | None = None) -> None:
-    """Times the making of training batches of the A5 word problem at length 512, on one core.
+    """Times the making of training batches of every task at length 512, on one core.
 
     Args:
-        output: CSV file to write: task, length, tokens_per_second.
+        output: CSV file to write: task, length, tokens_per_second (padding counts: a model has to read it).
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    task, index = WordProblem(group="A5", train_length=512), 0
-
-    def batch():
-        nonlocal index
-        index += 1
-        return task.batch("train", index)
-
     try:
-        (seconds,) = medians(cpu_clock, batch)
+        rows = [_data_row(task(train_length=512)) for task in concrete_subclasses(SequenceTask)]
     finally:
         torch.set_num_threads(threads)
-    tokens, _ = batch()
-    rows = [{"task": task.name, "length": tokens.shape[1], "tokens_per_second": f"{tokens.numel() / seconds:.0f}"}]
-    _report("word problems on one core", rows, output)
+    _report("making of training batches on one core", rows, output)
 
 
 def linear_case(*shape: int) -> tuple[Callable, list[Tensor]]:
@@ -168,6 +161,14 @@ def medians(clock: Callable, *calls: Callable[[], object]) -> list[float]:
     while len(rounds) < 3 or time.perf_counter() < end:
         rounds.append([clock(call) for call in calls])
     return [statistics.median(read() for read in clocks) for clocks in zip(*rounds, strict=True)]
+
+
+def _data_row(task: SequenceTask) -> dict[str, object]:
+    print(f"timing {task.name}", file=sys.stderr)
+    indices = itertools.count()
+    (seconds,) = medians(cpu_clock, lambda: task.batch("train", next(indices)))
+    tokens = task.batch_size * task.train_length
+    return {"task": task.name, "length": task.train_length, "tokens_per_second": f"{tokens / seconds:.0f}"}
 
 
 def _scan_rows(

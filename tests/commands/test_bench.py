@@ -121,10 +121,10 @@ def test_gpu_cases_fit_into_memory(monkeypatch, free, numbers):
 def test_data_writes_tokens_per_second_and_restores_the_threads(tmp_path):
     threads = torch.get_num_threads()
     bench.data(tmp_path / "data.csv")
-    (row,) = read(tmp_path / "data.csv")
-    assert list(row) == ["task", "length", "tokens_per_second"]
-    assert (row["task"], row["length"]) == ("a5", "512")
-    assert float(row["tokens_per_second"]) > 0
+    rows = read(tmp_path / "data.csv")
+    assert list(rows[0]) == ["task", "length", "tokens_per_second"]
+    assert {"a5", "parity", "modular_arithmetic_with_brackets", "associative_recall"} <= {row["task"] for row in rows}
+    assert all(row["length"] == "512" and float(row["tokens_per_second"]) > 0 for row in rows)
     assert torch.get_num_threads() == threads
 
 
