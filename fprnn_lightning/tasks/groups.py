@@ -68,6 +68,32 @@ def make_group(name: str) -> Group:
     return Group(name, elements, table)
 
 
+def few_generators(name: str) -> np.ndarray:
+    """A few elements of which every element is a product: the identity, and of each factor, with the others at rest,
+
+        Z<n>  1
+        S<n>  each point to the next, the last to the first; the swap of the first two
+        A<n>  the 3-cycles that send the first point to the second, that to the x-th, that to the first, x = 3 ... n
+
+    No inverses are added: in a finite group each is a power.
+
+    Args:
+        name: The written name of a group that `make_group` builds.
+
+    Returns:
+        Their indices, ascending.
+
+    Source: Liu, Ash, Goel, Krishnamurthy, Zhang, "Transformers Learn Shortcuts to Automata", ICLR 2023, arXiv
+        2210.10749, and the automata of its public data.
+    """
+    indices, stride = {0}, 1
+    for factor in reversed(name.split("x")):
+        elements, _ = _factor(factor)
+        indices |= {elements.index(element) * stride for element in _generators(factor)}
+        stride *= len(elements)
+    return np.array(sorted(indices))
+
+
 def _nearest(name: str) -> str:
     written = name.upper().replace("X", "x")
     family = [example for example in EXAMPLES if example[0] == written[:1]]
@@ -93,3 +119,12 @@ def _factor(factor: str) -> tuple[tuple, np.ndarray]:
     digits = n ** np.arange(n)[::-1]  # read as base-n numbers, lexicographic order is numeric order
     composed = permutations[:, permutations] @ digits  # b a: b[a[i]]
     return tuple(map(tuple, permutations.tolist())), np.searchsorted(permutations @ digits, composed).T
+
+
+def _generators(factor: str) -> list:
+    family, points = factor[0], tuple(range(int(factor[1:])))
+    if family == "Z":
+        return [1 % len(points)]
+    if family == "S":
+        return [points[1:] + points[:1], points[1::-1] + points[2:]]
+    return [(1, x, *points[2:x], 0, *points[x + 1 :]) for x in points[2:]]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fprnn_lightning.tasks.groups import make_group
+from fprnn_lightning.tasks.groups import few_generators, make_group
 
 FACTORS = ["Z1", "Z2", "Z3", "Z5", "Z60", "S1", "S2", "S3", "S4", "A1", "A2", "A3", "A4", "A5"]
 NAMES = st.lists(st.sampled_from(FACTORS), min_size=1, max_size=3).map("x".join)
@@ -76,6 +76,39 @@ def test_products_multiply_factor_by_factor():
     group, left, right = make_group("S3xA4"), cayley("S3"), cayley("A4")
     for a, b in itertools.product(range(group.order), repeat=2):
         assert divmod(group.table[a, b], 12) == (left[a // 12, b // 12], right[a % 12, b % 12])
+
+
+def closure(table, members):
+    """All products of some elements."""
+    while len(larger := np.unique(table[np.ix_(members, members)])) > len(members):
+        members = larger
+    return members
+
+
+@settings(max_examples=60, deadline=None)
+@given(NAMES.filter(lambda name: product_order(name) <= 400))
+def test_few_generators_generate_all(name):
+    few = few_generators(name)
+    assert (np.diff(few) > 0).all()
+    assert few[0] == 0
+    assert len(few) <= 1 + sum(max(2, int(factor[1:]) - 2) for factor in name.split("x"))
+    assert len(closure(cayley(name), few)) == product_order(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "elements"),
+    [
+        ("Z1", [0]),
+        ("Z60", [0, 1]),
+        ("S2", [(0, 1), (1, 0)]),
+        ("S5", [(0, 1, 2, 3, 4), (1, 0, 2, 3, 4), (1, 2, 3, 4, 0)]),
+        ("A5", [(0, 1, 2, 3, 4), (1, 2, 0, 3, 4), (1, 3, 2, 0, 4), (1, 4, 2, 3, 0)]),
+        ("A3xZ2", [((0, 1, 2), 0), ((0, 1, 2), 1), ((1, 2, 0), 0)]),
+    ],
+)
+def test_few_generators(name, elements):
+    group = make_group(name)
+    assert [group.elements[index] for index in few_generators(name)] == elements
 
 
 def commutator_subgroup(table):
