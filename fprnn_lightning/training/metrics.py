@@ -29,10 +29,21 @@ def token_accuracy(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def last_token_accuracy(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Share of the sequences whose last scored position is right: predictions (B, T), targets (B, T) -> scalar."""
+    """Share of the longest sequences whose last scored position is right: predictions (B, T), targets (B, T) -> scalar.
+
+    The longest are those whose last scored position is the furthest; what shorter ones have right says nothing about
+    the length.
+    """
     last = _last_scored(targets)[:, -1:]
-    right = (predictions == targets).gather(1, last.clamp(min=0)) & (last >= 0)
-    return right.sum() / (last >= 0).sum()
+    longest = (last == last.max()) & (last >= 0)
+    right = (predictions == targets).gather(1, last.clamp(min=0)) & longest
+    return right.sum() / longest.sum()
+
+
+def last_labels(targets: Tensor) -> Tensor:
+    """The targets with none scored but the last scored of each sequence: (B, T) -> (B, T)."""
+    positions = torch.arange(targets.shape[1], device=targets.device)
+    return targets.where(positions == _last_scored(targets)[:, -1:], IGNORED)
 
 
 class LengthAccuracy(Metric):

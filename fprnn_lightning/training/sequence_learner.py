@@ -4,7 +4,7 @@ first `curriculum.length` tokens, AdamW with weight decay on matrices only, and 
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -15,7 +15,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from fprnn_lightning.mixers.base import SequenceMixer
 from fprnn_lightning.model import SequenceModel
 from fprnn_lightning.training.curriculum import Curriculum, ProgressiveLengths
-from fprnn_lightning.training.metrics import ACCURACIES, IGNORED, LengthAccuracy, last_token_accuracy, token_accuracy
+from fprnn_lightning.training.metrics import (
+    ACCURACIES,
+    IGNORED,
+    LengthAccuracy,
+    last_labels,
+    last_token_accuracy,
+    token_accuracy,
+)
 from fprnn_lightning.training.schedules import Schedule, WarmupHoldCosine
 
 Batch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T), -100 = not scored
@@ -35,6 +42,10 @@ class SequenceLearner(LightningModule):
         betas: of AdamW.
         schedule: how the learning rate goes over the optimiser steps.
         curriculum: to how many tokens the training sequences are cut.
+        labels: what is learnt from a training sequence: "every" scored position, or the "last" that the curriculum's
+            cut leaves, the whole sequence having one label. Evaluation is the same for both: a causal model's label at
+            a position is that of the sequence that ends there, so the last-token accuracy at a length is the accuracy
+            on sequences of that length with one label; the validation loss is the mean over all of these lengths.
         validation_lengths: tokens, ascending; set by the task.
         test_lengths: tokens, ascending; set by the task.
         chance: accuracy of a guess, which is 0 on the scale of scaled_accuracy; set by the task.
@@ -52,6 +63,7 @@ class SequenceLearner(LightningModule):
         betas: tuple[float, float] = (0.9, 0.999),
         schedule: Schedule = WarmupHoldCosine(),  # noqa: B008 (frozen)
         curriculum: Curriculum = ProgressiveLengths(),  # noqa: B008 (copied below)
+        labels: Literal["every", "last"] = "every",
         validation_lengths: Sequence[int] = (16, 50),
         test_lengths: Sequence[int] = (16, 32, 50, 64, 128, 256, 512),
         chance: float = 0.0,
@@ -69,6 +81,7 @@ class SequenceLearner(LightningModule):
         self.betas = betas
         self.schedule = schedule
         self.curriculum = deepcopy(curriculum)
+        self.labels = labels
         self.validation_accuracy = LengthAccuracy(validation_lengths)
         self.test_accuracy = LengthAccuracy(test_lengths)
         self.chance = chance
@@ -100,6 +113,8 @@ class SequenceLearner(LightningModule):
                 f"but the training sequences have {available} tokens"
             )
         tokens, targets = (part[:, :length] for part in batch)
+        if self.labels == "last":
+            targets = last_labels(targets)
         logits = self(tokens)
         loss = _loss(logits, targets)
         predictions = logits.detach().argmax(-1)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fprnn_lightning.training.metrics import LengthAccuracy, last_token_accuracy, token_accuracy
+from fprnn_lightning.training.metrics import LengthAccuracy, last_labels, last_token_accuracy, token_accuracy
 
 
 def counted_one_by_one(batches, length):
@@ -77,13 +77,23 @@ def test_bad_lengths_are_refused(lengths):
 
 
 @given(labelled_batches())
-def test_training_accuracies_count_every_sequence(batches):
+def test_training_accuracies_count_every_position_and_the_longest_sequences(batches):
     predictions, targets = batches[0]
     rows = [
         [p == t for p, t in zip(*row, strict=True) if t != -100]
         for row in zip(predictions.tolist(), targets.tolist(), strict=True)
     ]
-    hits, lasts = [hit for row in rows for hit in row], [row[-1] for row in rows if row]
+    ends = [max((t for t, label in enumerate(row) if label != -100), default=-1) for row in targets.tolist()]
+    hits = [hit for row in rows for hit in row]
     if hits:
+        lasts = [row[-1] for row, end in zip(rows, ends, strict=True) if end == max(ends)]
         assert token_accuracy(predictions, targets).item() == pytest.approx(sum(hits) / len(hits))
         assert last_token_accuracy(predictions, targets).item() == pytest.approx(sum(lasts) / len(lasts))
+
+
+@given(labelled_batches())
+def test_last_labels(batches):
+    targets = batches[0][1]
+    for row, kept in zip(targets.tolist(), last_labels(targets).tolist(), strict=True):
+        end = max((t for t, label in enumerate(row) if label != -100), default=None)
+        assert kept == [label if t == end else -100 for t, label in enumerate(row)]

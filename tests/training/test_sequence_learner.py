@@ -65,6 +65,28 @@ def test_training_batches_are_cut_and_logged(small_learner, small_task, small_tr
     assert recorder.logged[0]["train/learning_rate"] == pytest.approx(1e-3)
 
 
+@pytest.mark.parametrize("labels", ["every", "last"])
+def test_labels_learnt_from_cut_batches(small_learner, small_task, small_trainer, labels):
+    losses = []
+
+    class Losses(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            losses.append(outputs["loss"].item())
+
+    task = small_task(least_length=2, pairs=0.25)
+    learner = small_learner(curriculum=FixedLength(5), labels=labels, learning_rate=0.0)
+    small_trainer(callbacks=[Losses()]).fit(learner, task)
+    assert len(losses) > 1
+    for index, loss in enumerate(losses):
+        tokens, targets = (part[:, :5] for part in task.batch("train", index))
+        scores = learner(tokens).log_softmax(-1).tolist()
+        expected = []
+        for row, labelled in zip(scores, targets.tolist(), strict=True):
+            own = [-row[t][label] for t, label in enumerate(labelled) if label != -100]
+            expected += own[-1:] if labels == "last" else own
+        assert loss == pytest.approx(sum(expected) / len(expected), rel=1e-5)
+
+
 def test_a_curriculum_beyond_the_training_sequences_is_refused(small_learner, small_task, small_trainer):
     learner = small_learner(curriculum=FixedLength(9))
     with pytest.raises(ValueError, match="ends at length 9, but the training sequences have 8 tokens"):
