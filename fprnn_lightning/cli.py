@@ -18,6 +18,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from pydoc import locate
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from fprnn_lightning.callbacks import (
     StartLine,
     Throughput,
 )
-from fprnn_lightning.commands import bench
+from fprnn_lightning.commands import bench, data
 from fprnn_lightning.mixers import SequenceMixer
 from fprnn_lightning.sentences import SentenceErrors, UsageError, concrete_subclasses, nearest, one_line
 from fprnn_lightning.tasks import SequenceTask
@@ -285,19 +286,19 @@ def list_classes(base: type, arguments: list[str]) -> None:
         print(f"{cls.__name__:{width}}  {' '.join(inspect.getdoc(cls).split()).split('. ')[0].rstrip('.')}.")
 
 
-def run_bench(arguments: list[str]) -> None:
-    """Runs bench scan or bench data."""
+def run_function(module: ModuleType, names: tuple[str, ...], arguments: list[str]) -> None:
+    """Runs one of a module's functions, for example bench scan."""
     try:
         auto_cli(
-            {"scan": bench.scan, "data": bench.data},
+            {name: getattr(module, name) for name in names},
             args=arguments[1:],
             as_positional=False,
             parser_class=Parser,
             allow_abbrev=False,
-            prog=f"{PROGRAM} bench",
-            description=COMMANDS["bench"][1],
+            prog=f"{PROGRAM} {arguments[0]}",
+            description=COMMANDS[arguments[0]][1],
         )
-    except ValueError as error:  # a backend that cannot run
+    except ValueError as error:  # a backend that cannot run, a file that cannot be written
         raise UsageError(one_line(error)) from error
 
 
@@ -308,7 +309,11 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], Any], str]] = {
     "predict": (CommandLine, "write a model's labels of the test set into predictions.csv"),
     "mixers": (partial(list_classes, SequenceMixer), "list the sequence mixers"),
     "tasks": (partial(list_classes, SequenceTask), "list the tasks"),
-    "bench": (run_bench, "time the scans (bench scan) or the making of data (bench data)"),
+    "data": (partial(run_function, data, ("export",)), "write a task's sequences as CSV (data export)"),
+    "bench": (
+        partial(run_function, bench, ("scan", "data")),
+        "time the scans (bench scan) or the making of data (bench data)",
+    ),
 }
 HELP = "\n".join(
     [
