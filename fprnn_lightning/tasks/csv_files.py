@@ -38,7 +38,8 @@ class CsvFiles(SequenceTask):
 
     Training draws rows of its file at random, with replacement. The evaluation sets are the first rows of theirs, in
     order, whatever the seed. Sequences are cut to `train_length` and the longest evaluated length; shorter ones are
-    filled up with token 0, not scored. No two files may share a sequence.
+    filled up with token 0, not scored. No two files may share a sequence. A curriculum can cut them only if every
+    position of the training file is labelled.
 
     Labels are taken as they are. The public generator numbers the permutations of S<n> as `groups` does, those of A<n>
     perhaps not, and multiplies them the other way round, "x_t, then what came before": a model trained on its files
@@ -78,6 +79,7 @@ class CsvFiles(SequenceTask):
         if unlabelled.any():
             where = f"{train.path}, line {train.lines[unlabelled.argmax()]}"
             raise ValueError(f"{where}: no label within the first {self.train_length} tokens (train_length).")
+        self.prefix_closed = bool(((train.targets != IGNORED).sum(1) == train.lengths).all())
         self.validation_lengths = validation.reached("validation_lengths", self.validation_lengths)
         self.test_lengths = test.reached("test_lengths", self.test_lengths)
         self.validation_sequences = min(self.validation_sequences, len(validation.lines))
