@@ -54,7 +54,8 @@ def linear_scan(
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return (x if x.dtype is dtype else x.to(dtype)).resolve_neg()
+    x = x if x.dtype is dtype else x.to(dtype)
+    return x.resolve_neg() if x.is_neg() else x
 
 
 class _LinearScan(torch.autograd.Function):
