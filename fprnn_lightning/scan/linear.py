@@ -54,8 +54,7 @@ def linear_scan(
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    x = x if x.dtype is dtype else x.to(dtype)
-    return x.resolve_neg() if x.is_neg() else x
+    return (x if x.dtype is dtype else x.to(dtype)).resolve_neg()
 
 
 class _LinearScan(torch.autograd.Function):
