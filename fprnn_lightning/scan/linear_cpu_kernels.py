@@ -22,6 +22,7 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
+from fprnn_lightning.scan.rows import rows
 from fprnn_lightning.scan.stream_kernels import LINE, finish_stores, scan_row
 from fprnn_lightning.scan.thread_kernels import ZEROS, compile_worker, place, row, run, take_ticket, version
 
@@ -212,12 +213,6 @@ def _run(x: Tensor, backward: bool, *layouts: int) -> None:
         run(worker, (0, *head, True, backward, 0, size, *layouts), min(threads, B))
 
 
-def _rows(x: Tensor) -> Tensor:
-    """(B, T, ...) as (B, T, D) whose rows are contiguous; a copy only where they are not."""
-    x = x if x.dim() == 3 else x.unsqueeze(-1).flatten(2)
-    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
-
-
 def _layout(x: Tensor, backwards: bool) -> tuple[int, int, int]:
     """Address of the first row of (B, T, D) in scan order, and the bytes to the next sequence and to the next step."""
     size, (batch, time, _) = x.element_size(), x.stride()
@@ -229,8 +224,8 @@ def _layout(x: Tensor, backwards: bool) -> tuple[int, int, int]:
 def forward(decay: Tensor, drive: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
     """All states (B, T, ...) of the scan, contiguous; see linear_reference.forward."""
     states = torch.empty_like(drive, memory_format=torch.contiguous_format)
-    decay, drive, out = _rows(decay), _rows(drive), _rows(states)
-    start = None if initial is None else _rows(initial.unsqueeze(1))  # a variable keeps its memory until the end
+    decay, drive, out = rows(decay), rows(drive), rows(states)
+    start = None if initial is None else rows(initial.unsqueeze(1))  # a variable keeps its memory until the end
     _run(
         out,
         False,
@@ -255,8 +250,8 @@ def backward(
     """Gradients to decay, drive and initial where needed; see linear_reference.backward."""
     grad_drive = torch.empty_like(grad, memory_format=torch.contiguous_format)
     grad_decay = torch.empty_like(grad_drive) if needed[0] else None
-    decay, grad, states, adjoint, backwards = _rows(decay), _rows(grad), _rows(states), _rows(grad_drive), not reverse
-    start = None if initial is None else _rows(initial.unsqueeze(1))  # a variable keeps its memory until the end
+    decay, grad, states, adjoint, backwards = rows(decay), rows(grad), rows(states), rows(grad_drive), not reverse
+    start = None if initial is None else rows(initial.unsqueeze(1))  # a variable keeps its memory until the end
     _run(
         adjoint,
         True,
@@ -264,7 +259,7 @@ def backward(
         *_layout(grad, backwards),
         *(NOTHING if start is None else _layout(start, False)),
         *_layout(states, backwards),
-        *(_layout(_rows(grad_decay), backwards) if needed[0] else NOTHING),
+        *(_layout(rows(grad_decay), backwards) if needed[0] else NOTHING),
         *_layout(adjoint, backwards),
     )
     grad_initial = None

@@ -17,15 +17,13 @@ Configurations are chosen by a rule instead of by timing them, as they round dif
 resumed on a GPU of the same kind must give the same numbers.
 """
 
-import math
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fprnn_lightning.scan.lookback_kernels import hand_over, new_workspace, receive, take_ticket
+from fprnn_lightning.scan.lookback_kernels import hand_over, new_workspace, processors, receive, take_ticket
+from fprnn_lightning.scan.rows import rows
 
 CONFIGS = {  # by whether backward, whether there are few channels, and the bytes of a number
     (backward, few, size): triton.Config(
@@ -130,15 +128,10 @@ def scan_kernel(
         tl.store(first + channel, first_decay * carry, mask=real)
 
 
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
 def _are_few(B: int, D: int, x: Tensor) -> bool:
     """Whether programs of one warp that walk through all steps of their channels would be too few for the GPU."""
     walks = B * triton.cdiv(D, CONFIGS[False, False, x.element_size()].kwargs["BLOCK_D"])
-    return walks < PROGRAMS_PER_PROCESSOR * _processors(x.device)
+    return walks < PROGRAMS_PER_PROCESSOR * processors(x.device)
 
 
 def _launch(backward: bool, against_time: bool, decay, drive, initial, states, out, product, first) -> None:
@@ -163,17 +156,11 @@ def _launch(backward: bool, against_time: bool, decay, drive, initial, states, o
         )  # fmt: skip
 
 
-def _rows(x: Tensor) -> Tensor:
-    """(B, T, ...) as (B, T, D) whose rows are contiguous; a copy only where they are not."""
-    x = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
-    return x if x.stride(2) == 1 else x.contiguous()
-
-
 def forward(decay: Tensor, drive: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
     """All states (B, T, ...) of the scan, contiguous; see linear_reference.forward."""
     states = torch.empty_like(drive, memory_format=torch.contiguous_format)
     start = None if initial is None else initial.contiguous()
-    _launch(False, reverse, _rows(decay), _rows(drive), start, None, _rows(states), None, None)
+    _launch(False, reverse, rows(decay), rows(drive), start, None, rows(states), None, None)
     return states
 
 
@@ -188,8 +175,8 @@ def backward(
     """Gradients to decay, drive and initial where needed; see linear_reference.backward."""
     shapes = grad.shape, grad.shape, grad[:, 0].shape
     gradients = tuple(grad.new_empty(shape) if wanted else None for shape, wanted in zip(shapes, needed, strict=True))
-    product, out = (None if x is None else _rows(x) for x in gradients[:2])
+    product, out = (None if x is None else rows(x) for x in gradients[:2])
     start = None if initial is None else initial.contiguous()
-    states = _rows(states.contiguous()) if needed[0] else None
-    _launch(True, not reverse, _rows(decay), _rows(grad), start, states, out, product, gradients[2])
+    states = rows(states.contiguous()) if needed[0] else None
+    _launch(True, not reverse, rows(decay), rows(grad), start, states, out, product, gradients[2])
     return gradients

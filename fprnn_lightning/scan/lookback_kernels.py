@@ -12,6 +12,8 @@ after that part; the program of the next part waits for them. Two rules make tha
   acquire, and so twice the time for each handing over.)
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -24,6 +26,12 @@ def new_workspace(carries: int, like: Tensor) -> Tensor:
     """So many empty slots and after them the ticket counter, for carries of float64 if `like` is, else of float32."""
     bits = torch.int64 if like.dtype == torch.float64 else torch.int32
     return torch.full((carries + 1,), EMPTY.value, dtype=bits, device=like.device)
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU, which decide whether a sequence needs many programs; 1 for the interpreter's CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @triton.jit

@@ -35,6 +35,7 @@ from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 
 from fprnn_lightning.scan.backends import carry_dtype
+from fprnn_lightning.scan.rows import rows
 from fprnn_lightning.scan.selective import CHUNK
 from fprnn_lightning.scan.thread_kernels import ZEROS, compile_worker, place, pointer, row, run, take_ticket, version
 
@@ -403,11 +404,11 @@ def _run(backward: bool, M: int, *tensors: Tensor) -> None:
         return
     pieces, blocks = _pieces(batch, D)
     threads = max(1, min(torch.get_num_threads(), batch * pieces, batch * T * D * N // SMALLEST_PIECE))
-    rows = CHANNEL + N * STATE + (CHUNK * (STEP + M + N) + N if backward else STEP + M)
-    scratch = x.new_empty(threads, rows, WIDTH)
+    scratch_rows = CHANNEL + N * STATE + (CHUNK * (STEP + M + N) + N if backward else STEP + M)
+    scratch = x.new_empty(threads, scratch_rows, WIDTH)
     numbers = (
         scratch.data_ptr(),
-        rows * WIDTH * size,
+        scratch_rows * WIDTH * size,
         size,
         T,
         D,
@@ -433,13 +434,7 @@ def _prepare(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor |
     dtype = carry_dtype(x.dtype)
     A = A.to(dtype).expand(-1, B.shape[2]).t().repeat_interleave(x.shape[3], dim=1).contiguous()
     D = x.new_zeros(A.shape[1], dtype=dtype) if D is None else D.to(dtype).flatten().contiguous()
-    return [*(_rows(tensor, dtype) for tensor in (x, dt, B, C)), A, D]
-
-
-def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, T, ...) as (B, T, D) of this dtype with contiguous rows; a copy only where it is not so yet."""
-    x = x.to(dtype).flatten(2)
-    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+    return [*(rows(tensor.to(dtype)) for tensor in (x, dt, B, C)), A, D]
 
 
 def _states(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -482,7 +477,7 @@ def backward(
     grad_B, grad_C = boundaries.new_empty(2, batch * pieces, T, N)
     grad_A, grad_D = boundaries.new_empty(batch, N, channels), boundaries.new_empty(batch, channels)
     results = carry, grad_x, grad_dt, grad_B, grad_C, grad_A, grad_D
-    _run(True, A.shape[1], *inputs, boundaries, _rows(grad_y, dtype), *results)
+    _run(True, A.shape[1], *inputs, boundaries, rows(grad_y.to(dtype)), *results)
     grad_dt = grad_dt.view(x.shape)
     gradients = (
         grad_x.view(x.shape),

@@ -14,7 +14,6 @@ exp(A Σ dt)), receives the state before it from the program before, hands its o
 """
 
 import math
-from functools import cache
 
 import torch
 import triton
@@ -22,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fprnn_lightning.scan.backends import carry_dtype
-from fprnn_lightning.scan.lookback_kernels import hand_over, new_workspace, receive, take_ticket
+from fprnn_lightning.scan.lookback_kernels import hand_over, new_workspace, processors, receive, take_ticket
 from fprnn_lightning.scan.selective import CHUNK
 
 PROGRAMS_PER_PROCESSOR = 8  # of one warp each, to keep a GPU busy
@@ -175,9 +174,8 @@ def sweep_kernel(
         if segment > 0:
             before = receive(slots + (segment - 1) * batch * row, mask)
         if end < chunks:
-            carried = tl.where(
-                before == 0, 0, tl.exp2(_over_states(elapsed) * rates) * before
-            )  # the decay may overflow
+            whole = tl.exp2(_over_states(elapsed) * rates)  # may overflow
+            carried = tl.where(before == 0, 0, whole * before)
             hand_over(slots + segment * batch * row, carried + offset, mask)
     state, _ = _run(
         before, rates, values, dt, weights, readout, skip, y, boundaries,
@@ -299,11 +297,6 @@ def gradient_kernel(
         tl.debug_barrier()  # the next part reads what this one wrote, perhaps by other threads
 
 
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
 def sweep_sizes(N: int, warp: int) -> dict[str, int]:
     """A tile of one warp, up to 8 states per thread, more only where there are no more threads."""
     return _sizes(N, warp, 8) | {"STEPS": CHUNK // 8}
@@ -326,7 +319,7 @@ def _span(chunks: int, rows: int, device: torch.device) -> int:
 
     Nor are there more segments than let the handing over, one after another, take as long as the work of each.
     """
-    segments = min(PROGRAMS_PER_PROCESSOR * _processors(device) // rows, math.isqrt(chunks * CHUNK // 2), chunks)
+    segments = min(PROGRAMS_PER_PROCESSOR * processors(device) // rows, math.isqrt(chunks * CHUNK // 2), chunks)
     return triton.cdiv(chunks, segments) if segments >= 4 else chunks
 
 
@@ -335,7 +328,7 @@ def _groups(batch: int, chunks: int, channels: int, N: int, device: torch.device
 
     No more parts of channels than let the sums that each has for B and C take half the size of x in all.
     """
-    wanted = triton.cdiv(4 * PROGRAMS_PER_PROCESSOR * _processors(device), batch)
+    wanted = triton.cdiv(4 * PROGRAMS_PER_PROCESSOR * processors(device), batch)
     groups = min(max(1, channels // (4 * N)), triton.cdiv(wanted, chunks))
     return groups, min(chunks, triton.cdiv(wanted, groups))
 
