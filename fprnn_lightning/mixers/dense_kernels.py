@@ -243,7 +243,7 @@ def _make_worker(zero, version):
 
 @cache
 def _worker(dtype: torch.dtype):
-    return compile_worker(_make_worker(ZEROS[dtype], version()))
+    return compile_worker(_make_worker(ZEROS[dtype], version(NORM_EPSILON, SHORTEST)))
 
 
 def forward_step(

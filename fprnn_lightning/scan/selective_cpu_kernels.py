@@ -386,7 +386,7 @@ def _make_worker(backward, zero, version):
 
 @cache
 def _worker(backward: bool, dtype: torch.dtype):
-    return compile_worker(_make_worker(backward, ZEROS[dtype], version()))
+    return compile_worker(_make_worker(backward, ZEROS[dtype], version(CHUNK)))
 
 
 def _pieces(batch: int, channels: int) -> tuple[int, int]:

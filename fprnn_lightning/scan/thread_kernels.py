@@ -61,11 +61,11 @@ def row(address, channels, zero):
 
 
 @cache
-def version() -> int:
-    """A number that changes with the sources of kernels."""
-    package = Path(__file__).parents[1]
-    sources = [*sorted(package.glob("*/*_kernels.py")), package / "scan" / "selective.py"]  # which sets CHUNK
-    return int.from_bytes(hashlib.sha256(b"".join(map(Path.read_bytes, sources))).digest()[:7])
+def version(*constants: float) -> int:
+    """A number that changes with the sources of kernels, and with constants that these take from other files."""
+    sources = sorted(Path(__file__).parents[1].glob("*/*_kernels.py"))
+    text = b"".join(map(Path.read_bytes, sources)) + repr(constants).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:7])
 
 
 def compile_worker(work: Callable) -> Callable:
