@@ -1,17 +1,19 @@
-"""A core is a diagonal sequence mixer as a function of its input, which a channel mixer may have mixed.
+"""A core is a diagonal sequence mixer, which a channel mixer may make dense.
 
-Of every token it first makes the *value* w_t, which the channel mixer works on, and passes what comes out over time:
+Of every token it first makes the *value* w_t, and passes it over time. Where there is a channel mixer Q, the *residual*
+(I - Q)(y - w) comes in with it, weighted so that a fixed point's loop is as stable as the core alone:
 
-    y = core(mixed),    diagonal: mixed = w,    fixed point: mixed = w + (I - Q)(y - w) = Q w + (I - Q) y.
+    y = core(w + kappa * residual),    diagonal: Q = I, so residual = 0,    fixed point: residual = (I - Q)(y - w).
 
-Only y, D numbers per token, travels between iterations. What its gates are made from (so many numbers per token for the
-decay, the input and the output) is projected by the sequence mixer, so a core does not know what its gates depend on.
+Only y, D numbers per token, travels between iterations; the *carry*, what goes from one token to the next, may be more.
+What its gates are made from (so many numbers per token for the decay, the input and the output) is projected by the
+sequence mixer, so a core does not know what its gates depend on.
 
-Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
+Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8 and 12.
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -28,6 +30,9 @@ class Core(nn.Module, ABC, Generic[Gates]):
         output_channels: numbers per token that the output gate is made from.
     """
 
+    carries_output: ClassVar[bool]
+    """Whether y itself is carried on, and read by the output gate afterwards; else that gate reads y from the carry."""
+
     def __init__(self, channels: int, decay_channels: int, input_channels: int, output_channels: int) -> None:
         super().__init__()
         self.channels = channels
@@ -36,17 +41,35 @@ class Core(nn.Module, ABC, Generic[Gates]):
         self.output_channels = output_channels
 
     @abstractmethod
-    def gates(self, raw_decay: Tensor, raw_input: Tensor, x: Tensor) -> Gates:
-        """The gates of every token, with its value as field `value` (..., D), from what they read and the input."""
+    def gates(self, raw_decay: Tensor, raw_input: Tensor, raw_output: Tensor | None, x: Tensor) -> Gates:
+        """The gates of every token, with its value as field `value` (..., D), from what they read and the input.
+
+        raw_output is None where the core carries its output.
+        """
 
     @abstractmethod
-    def sequence_pass(self, gates: Gates, mixed: Tensor) -> Tensor:
-        """One pass over time, in parallel, from the zero state: mixed (B, T, D) -> y (B, T, D)."""
+    def sequence_pass(self, gates: Gates, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """One pass over time, in parallel, from the zero carry -> y (B, T, D) and the last carry.
+
+        The residual is (B, T, D), or None where Q = I.
+        """
 
     @abstractmethod
-    def token_pass(self, gates: Gates, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The pass over one token, y = offset + gain * mixed: the state before it (B, D) -> offset and gain (B, D)."""
+    def initial_carry(self, like: Tensor) -> Tensor:
+        """The carry before the first token, zero: an input of one token (B, D) tells batch, dtype and device."""
 
     @abstractmethod
-    def read_out(self, raw_output: Tensor, y: Tensor) -> Tensor:
-        """What leaves the layer: y (..., D), normalised if wanted, under the output gate -> (..., D)."""
+    def token_pass(self, gates: Gates, carry: Tensor) -> tuple[Tensor, Tensor]:
+        """The pass over one token, y = offset + gain * residual: the carry before it -> offset and gain (B, D)."""
+
+    @abstractmethod
+    def next_carry(self, gates: Gates, carry: Tensor, residual: Tensor | None) -> Tensor:
+        """The carry after one token: the one before it and its residual (B, D), None where Q = I."""
+
+    @abstractmethod
+    def output(self, y: Tensor, x: Tensor) -> Tensor:
+        """What there is to see of y, with what passes by the recurrence from the input: two (..., D) -> (..., D)."""
+
+    @abstractmethod
+    def read_out(self, raw_output: Tensor | None, s: Tensor) -> Tensor:
+        """What leaves the layer: the output (..., D), normalised if wanted, under the output gate -> (..., D)."""

@@ -28,6 +28,10 @@ class SequenceMixer(nn.Module, ABC):
         """Mixes whole sequences: (B, T, width) -> (B, T, width)."""
 
     @abstractmethod
+    def prefill(self, x: Tensor) -> tuple[Tensor, Any]:
+        """What `forward` gives, and the state after the last token, to go on from with `step`."""
+
+    @abstractmethod
     def initial_state(self, batch: int) -> Any:
         """The state before the first token of `batch` sequences: tensors on the parameters' device."""
 

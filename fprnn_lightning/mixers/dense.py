@@ -1,16 +1,17 @@
 """The dense mixer: the fixed point solved exactly, one time step after another, with the full gradient through time.
 
 Given the state before it, every term of token t is known, and its fixed point is a linear system. With the core's pass
-over one token written as y = offset + gain * mixed, and mixed = w + (I - Q)(y - w),
+over one token written as y = offset + gain * (I - Q)(y - w),
 
-    y_t = w_t + M_t^-1 ( offset_t + (gain_t - 1) * w_t ),    M_t = I - diag(gain_t) (I - Q_t),
+    y_t = w_t + M_t^-1 ( offset_t - w_t ),    M_t = I - diag(gain_t) (I - Q_t),
 
-for FP-RNN's core y_t = w_t + M_t^-1 ( lambda_t * (y_{t-1} - w_t) ). The channel mixer solves it in closed form.
+for FP-RNN's core y_t = w_t + M_t^-1 ( lambda_t * (y_{t-1} - w_t) ). The channel mixer solves it.
 
 Source: derived from Fixed-Point RNNs (arXiv 2503.10799), equations 3-8.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from fprnn_lightning.channel_mixers.householder import Householder
 from fprnn_lightning.cores import Core
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
 from fprnn_lightning.mixers.dense_recurrence import DenseRecurrence
-from fprnn_lightning.mixers.recurrent import RecurrentMixer, StateDependence
+from fprnn_lightning.mixers.recurrent import RecurrentMixer, State, StateDependence
 from fprnn_lightning.scan import resolve_backend
 
 
@@ -33,6 +34,7 @@ class DenseMixer(RecurrentMixer):
         core: makes the core from D.
         channel_mixer: makes the channel mixer from D.
         dependence: which terms read the previous state.
+        convolution: tokens that a causal convolution before the core sees (4 in Mamba); 0 leaves it out.
         fused: whether to use the CPU kernel where there is one (GatedDiagonal with Householder).
     """
 
@@ -43,9 +45,10 @@ class DenseMixer(RecurrentMixer):
         core: Callable[[int], Core] = GatedDiagonal,
         channel_mixer: Callable[[int], ChannelMixer] = Householder,
         dependence: StateDependence = StateDependence(),
+        convolution: int = 0,
         fused: bool = True,
     ) -> None:
-        super().__init__(width, expand, core, channel_mixer, dependence)
+        super().__init__(width, expand, core, channel_mixer, dependence, convolution)
         self.fused = fused
 
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
@@ -53,17 +56,16 @@ class DenseMixer(RecurrentMixer):
             weight = self.terms.feedback_weight()
             weight = None if weight is None else weight.to(x.dtype)
             return DenseRecurrence.apply(raw, x, weight, self.channel_mixer.rank, self.dependence.normalise)
-        y, states = self.initial_state(len(x)), []
+        state, states = self.initial_state(len(x)), []
         for x_t, raw_t in zip(x.unbind(1), raw.unbind(1), strict=True):
-            y = self.next_state(x_t, raw_t, y)
-            states.append(y)
+            state = self.advance(x_t, raw_t, state)
+            states.append(state.y)
         return torch.stack(states, 1)
+
+    def next_y(self, gates: Any, q: Any, state: State) -> Tensor:
+        offset, gain = self.core.token_pass(gates, state.carry)
+        return gates.value + self.channel_mixer.solve(q, gain, offset - gates.value)
 
     def _kernels_fit(self, x: Tensor) -> bool:
         pair = type(self.core) is GatedDiagonal and type(self.channel_mixer) is Householder
         return self.fused and pair and resolve_backend(x) == "cpu"
-
-    def next_state(self, x: Tensor, raw: Tensor, state: Tensor) -> Tensor:
-        gates, q = self.gates_and_mixing(x, raw, self.normalise(state))
-        offset, gain = self.core.token_pass(gates, state)
-        return gates.value + self.channel_mixer.solve(q, gain, offset + (gain - 1) * gates.value)

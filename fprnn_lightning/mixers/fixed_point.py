@@ -11,6 +11,7 @@ Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from fprnn_lightning.channel_mixers import ChannelMixer
 from fprnn_lightning.channel_mixers.householder import Householder
 from fprnn_lightning.cores import Core
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
-from fprnn_lightning.mixers.recurrent import RecurrentMixer, StateDependence, shift
+from fprnn_lightning.mixers.recurrent import RecurrentMixer, State, StateDependence, shift
 from fprnn_lightning.solvers import GradientRule, Solution, Solver, Stopping, solve
 from fprnn_lightning.solvers.base import Function, Measure
 from fprnn_lightning.solvers.gradients import Implicit
@@ -41,6 +42,7 @@ class FixedPointMixer(RecurrentMixer):
         train_iterations: the most iterations in training.
         evaluation_iterations: the most iterations in evaluation.
         gradient: what backpropagation sees of the iteration.
+        convolution: tokens that a causal convolution before the core sees (4 in Mamba); 0 leaves it out.
 
     Raises:
         ValueError: if a number of iterations is less than 1.
@@ -58,8 +60,9 @@ class FixedPointMixer(RecurrentMixer):
         train_iterations: int = 32,
         evaluation_iterations: int = 64,
         gradient: GradientRule = Implicit(),
+        convolution: int = 0,
     ) -> None:
-        super().__init__(width, expand, core, channel_mixer, dependence)
+        super().__init__(width, expand, core, channel_mixer, dependence, convolution)
         for name, cap in (("train", train_iterations), ("evaluation", evaluation_iterations)):
             if cap < 1:
                 raise ValueError(f"FixedPointMixer: {name}_iterations is {cap}, must be at least 1")
@@ -74,16 +77,12 @@ class FixedPointMixer(RecurrentMixer):
         known_q = known = None  # what reads x alone
         if not self.dependence.channel_mixer:
             known_q = self.channel_mixer.coefficients(self.terms(raw, None)[1])
-        if self.terms.from_feedback is None:
+        if not self.terms.reads_feedback:
             known = self.gates_and_mixing(x, raw, None, known_q)
 
         def iterate(y: Tensor) -> Tensor:
-            if known is None:
-                gates, q = self.gates_and_mixing(x, raw, shift(self.normalise(y)), known_q)
-            else:
-                gates, q = known
-            residual = self.channel_mixer.residual_apply(q, y - gates.value)
-            return self.core.sequence_pass(gates, gates.value + residual)
+            gates, q = known or self.gates_and_mixing(x, raw, shift(self.seen(y, x)), known_q)
+            return self.core.sequence_pass(gates, self.residual(gates, q, y))[0]
 
         measure = change_per_sequence if self.training else _change_per_prefix
         solution = self._solve(iterate, torch.zeros_like(x), measure)
@@ -97,14 +96,13 @@ class FixedPointMixer(RecurrentMixer):
         }
         return solution.value
 
-    def next_state(self, x: Tensor, raw: Tensor, state: Tensor) -> Tensor:
-        gates, q = self.gates_and_mixing(x, raw, self.normalise(state))
-        offset, gain = self.core.token_pass(gates, state)
+    def next_y(self, gates: Any, q: Any, state: State) -> Tensor:
+        offset, gain = self.core.token_pass(gates, state.carry)
 
         def iterate(y: Tensor) -> Tensor:
-            return offset + gain * (gates.value + self.channel_mixer.residual_apply(q, y - gates.value))
+            return offset + gain * self.residual(gates, q, y)
 
-        return self._solve(iterate, state, change_per_sequence).value
+        return self._solve(iterate, state.y, change_per_sequence).value
 
     def diagnostics(self) -> dict[str, Tensor]:
         return self._report

@@ -20,9 +20,12 @@ class LSTMMixer(SequenceMixer):
         self.output_projection = nn.Linear(self.lstm.hidden_size, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.prefill(x)[0]
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         with torch.autocast(x.device.type, enabled=False):  # the state is carried in full precision
-            hidden, _ = self.lstm(x.to(self.output_projection.weight.dtype))
-        return self.output_projection(hidden)
+            hidden, state = self.lstm(x.to(self.output_projection.weight.dtype))
+        return self.output_projection(hidden), state
 
     def initial_state(self, batch: int) -> tuple[Tensor, Tensor]:
         zeros = self.output_projection.weight.new_zeros(1, batch, self.lstm.hidden_size)

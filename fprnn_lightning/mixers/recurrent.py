@@ -1,10 +1,10 @@
 """What diagonal, fixed-point and dense mixers have in common: everything but how the states y are found.
 
-    x, z = W_in u,    y = states(x),    s = normalise(y),    out_t = W_out ( read_out(c_t, s_t) * silu(z_t) )
+    x, z = W_in u,   y = states(x),   s = normalise(output(y, x)),   out_t = W_out ( read_out(c_t, s_t) * silu(z_t) )
 
 The *feedback* at t is the state that the gates may read, shifted by one: s_{t-1}, and 0 before the first token. What
-each term reads is chosen by a `StateDependence`; reading is linear, raw_t = W x_t + bias + V s_{t-1}. The state that is
-carried on is y itself, never the normalised one, so the recurrence over time stays linear given its gates.
+each term reads is chosen by a `StateDependence`; reading is linear, raw_t = W x_t + bias + V s_{t-1}. What is carried
+on is never normalised, so the recurrence over time stays linear given its gates.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), section 4.
 """
@@ -12,7 +12,7 @@ Source: Fixed-Point RNNs (arXiv 2503.10799), section 4.
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.nn import functional
 from fprnn_lightning.channel_mixers import ChannelMixer
 from fprnn_lightning.cores import Core
 from fprnn_lightning.mixers.base import SequenceMixer, inner_width
+from fprnn_lightning.mixers.convolution import CausalConvolution
 
 NORM_EPSILON = 1e-6
 
@@ -30,11 +31,12 @@ class StateDependence:
     """Which terms of the recurrence read the previous state as well as the input.
 
     Args:
-        decay: lambda, how fast the state is forgotten.
+        decay: lambda (or the step size dt), how fast the state is forgotten.
         channel_mixer: Q, how the channels are mixed.
         input: b, what is written.
         output: c, what is read out.
         normalise: whether the state that these read, and that is read out, is brought to unit root mean square.
+        symmetric: whether Q reads the sum x_t + s_{t-1}, by one matrix, instead of x_t and s_{t-1} by one each.
     """
 
     decay: bool = True
@@ -42,6 +44,19 @@ class StateDependence:
     input: bool = True
     output: bool = True
     normalise: bool = True
+    symmetric: bool = False
+
+
+class State(NamedTuple):
+    """What a mixer knows of the tokens so far.
+
+    The core's carry, the last y and what is seen of it, both (B, D), and the convolution's window (B, tokens - 1, D).
+    """
+
+    carry: Tensor
+    y: Tensor
+    seen: Tensor
+    window: Tensor
 
 
 class TermProjection(nn.Module):
@@ -51,32 +66,43 @@ class TermProjection(nn.Module):
         channels: D, of x and of the feedback.
         sizes: numbers per token of each term.
         dependent: for each term, whether it reads the feedback.
+        symmetric: for each term that does, whether it reads x + feedback, that is, V = W.
     """
 
-    def __init__(self, channels: int, sizes: Sequence[int], dependent: Sequence[bool]) -> None:
+    def __init__(
+        self, channels: int, sizes: Sequence[int], dependent: Sequence[bool], symmetric: Sequence[bool]
+    ) -> None:
         super().__init__()
-        self.sizes, self.dependent = list(sizes), list(dependent)
+        self.sizes = list(sizes)
+        self.dependent = [reads and size > 0 for size, reads in zip(sizes, dependent, strict=True)]
+        self.symmetric = [reads and ties for reads, ties in zip(self.dependent, symmetric, strict=True)]
         self.from_input = nn.Linear(channels, sum(sizes))
-        read = sum(self._read_sizes())
-        self.from_feedback = nn.Linear(channels, read, bias=False) if read else None
+        own = sum(self._select(self.sizes, self.dependent)) - sum(self._select(self.sizes, self.symmetric))
+        self.from_feedback = nn.Linear(channels, own, bias=False) if own else None
+
+    @property
+    def reads_feedback(self) -> bool:
+        """Whether any term does."""
+        return any(self.dependent)
 
     def forward(self, raw: Tensor, feedback: Tensor | None) -> list[Tensor]:
         """The terms, from what they read of the input (..., sum of sizes) and the feedback (..., D) if there is one."""
         terms = list(raw.split(self.sizes, -1))
-        if self.from_feedback is None or feedback is None:
+        if feedback is None or not self.reads_feedback:
             return terms
-        read = self.from_feedback(feedback.to(self.from_feedback.weight.dtype))
-        parts = iter(read.split(self._read_sizes(), -1))
+        weight = self._read_weight()
+        read = functional.linear(feedback.to(weight.dtype), weight)
+        parts = iter(read.split(self._select(self.sizes, self.dependent), -1))
         return [term + next(parts) if reads else term for term, reads in zip(terms, self.dependent, strict=True)]
 
     def feedback_weight(self) -> Tensor | None:
         """V for all terms (sum of sizes, D), 0 where a term reads x alone; None if no term reads the feedback."""
-        if self.from_feedback is None:
+        if not self.reads_feedback:
             return None
-        weight = self.from_feedback.weight
+        weight = self._read_weight()
         if all(self.dependent):
             return weight
-        blocks = iter(weight.split(self._read_sizes()))
+        blocks = iter(weight.split(self._select(self.sizes, self.dependent)))
         return torch.cat(
             [
                 next(blocks) if reads else weight.new_zeros(size, weight.shape[1])
@@ -84,8 +110,20 @@ class TermProjection(nn.Module):
             ]
         )
 
-    def _read_sizes(self) -> list[int]:
-        return [size for size, reads in zip(self.sizes, self.dependent, strict=True) if reads]
+    def _read_weight(self) -> Tensor:
+        """The rows of V of the terms that read the feedback."""
+        if not any(self.symmetric):
+            return self.from_feedback.weight
+        rows = self.from_input.weight.split(self.sizes)
+        if self.from_feedback is not None:
+            own = [reads and not ties for reads, ties in zip(self.dependent, self.symmetric, strict=True)]
+            blocks = iter(self.from_feedback.weight.split(self._select(self.sizes, own)))
+            rows = [next(blocks) if reads else row for row, reads in zip(rows, own, strict=True)]
+        return torch.cat(self._select(rows, self.dependent))
+
+    @staticmethod
+    def _select(items: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+        return [item for item, wants in zip(items, wanted, strict=True) if wants]
 
 
 class RecurrentMixer(SequenceMixer):
@@ -97,6 +135,10 @@ class RecurrentMixer(SequenceMixer):
         core: makes the core from D.
         channel_mixer: makes the channel mixer from D; None where Q = I.
         dependence: which terms read the previous state.
+        convolution: tokens that a causal convolution before the core sees; 0 leaves it out.
+
+    Raises:
+        ValueError: if a size is out of range.
     """
 
     def __init__(
@@ -106,23 +148,33 @@ class RecurrentMixer(SequenceMixer):
         core: Callable[[int], Core],
         channel_mixer: Callable[[int], ChannelMixer] | None,
         dependence: StateDependence,
+        convolution: int,
     ) -> None:
         super().__init__(width)
+        if convolution < 0:
+            raise ValueError(f"{type(self).__name__}: convolution is {convolution}, must be at least 0")
         channels = inner_width(width, expand)
         self.dependence = dependence
         self.core = core(channels)
         self.channel_mixer = None if channel_mixer is None else channel_mixer(channels)
+        self.convolution = CausalConvolution(channels, convolution) if convolution else None
         self.input_projection = nn.Linear(width, 2 * channels, bias=False)
-        self.terms = TermProjection(
-            channels,
+        output_terms = (self.core.output_channels, dependence.output, False)
+        terms = [
+            (self.core.decay_channels, dependence.decay, False),
             (
-                self.core.decay_channels,
                 self.channel_mixer.raw_channels if self.channel_mixer else 0,
-                self.core.input_channels,
+                dependence.channel_mixer,
+                dependence.symmetric,
             ),
-            (dependence.decay, dependence.channel_mixer, dependence.input),
-        )
-        self.output_term = TermProjection(channels, (self.core.output_channels,), (dependence.output,))
+            (self.core.input_channels, dependence.input, False),
+        ]
+        if not self.core.carries_output:
+            terms.append(output_terms)
+        self.terms = TermProjection(channels, *zip(*terms, strict=True))
+        self.output_term = None
+        if self.core.carries_output:
+            self.output_term = TermProjection(channels, *zip(output_terms))
         self.output_projection = nn.Linear(channels, width, bias=False)
 
     @abstractmethod
@@ -130,38 +182,77 @@ class RecurrentMixer(SequenceMixer):
         """The states y of whole sequences: the core's input (B, T, D) and its raw terms (B, T, K) -> (B, T, D)."""
 
     @abstractmethod
-    def next_state(self, x: Tensor, raw: Tensor, state: Tensor) -> Tensor:
-        """The state after one more token: its input (B, D), its raw terms (B, K), the state before (B, D) -> (B, D)."""
+    def next_y(self, gates: Any, q: Any, state: State) -> Tensor:
+        """y after one more token, from its gates, the coefficients of Q and the state before it -> (B, D)."""
 
-    def normalise(self, y: Tensor) -> Tensor:
-        """The state as the gates and the output see it: (..., D) -> (..., D)."""
-        return functional.rms_norm(y, y.shape[-1:], eps=NORM_EPSILON) if self.dependence.normalise else y
+    def seen(self, y: Tensor, x: Tensor) -> Tensor:
+        """The states as the gates and the output see them, from y and the core's input: two (..., D) -> (..., D)."""
+        s = self.core.output(y, x)
+        return functional.rms_norm(s, s.shape[-1:], eps=NORM_EPSILON) if self.dependence.normalise else s
 
     def gates_and_mixing(self, x: Tensor, raw: Tensor, feedback: Tensor | None, q: Any = None) -> tuple[Any, Any]:
         """The core's gates and the coefficients of Q, from the input, its raw terms and the feedback if there is one.
 
         Coefficients that are known already, because they read x alone, are given as q.
         """
-        raw_decay, raw_mixer, raw_input = self.terms(raw, feedback)
+        raw_decay, raw_mixer, raw_input, *raw_output = self.terms(raw, feedback)
         if q is None and self.channel_mixer is not None:
             q = self.channel_mixer.coefficients(raw_mixer)
-        return self.core.gates(raw_decay, raw_input, x), q
+        return self.core.gates(raw_decay, raw_input, *(raw_output or [None]), x), q
 
-    def forward(self, x: Tensor) -> Tensor:
-        x, gate = self.input_projection(x).chunk(2, -1)
-        s = self.normalise(self.states(_precise(x), _precise(self.terms.from_input(x))))
+    def residual(self, gates: Any, q: Any, y: Tensor) -> Tensor | None:
+        """(I - Q)(y - w), what goes into the core's pass with the value w; None where Q = I."""
+        return None if self.channel_mixer is None else self.channel_mixer.residual_apply(q, y - gates.value)
+
+    def forward(self, u: Tensor) -> Tensor:
+        x, gate, _ = self._project_in(u, self._initial_window(u))
+        precise = _precise(x)
+        s = self.seen(self.states(precise, _precise(self.terms.from_input(x))), precise)
         return self._project_out(x, gate, s, shift(s))
 
-    def initial_state(self, batch: int) -> Tensor:
-        return _precise(self.output_projection.weight.new_zeros(batch, self.core.channels))
+    def prefill(self, u: Tensor) -> tuple[Tensor, State]:
+        x, gate, window = self._project_in(u, self._initial_window(u))
+        precise, raw = _precise(x), _precise(self.terms.from_input(x))
+        y = self.states(precise, raw)
+        s = self.seen(y, precise)
+        gates, q = self.gates_and_mixing(precise, raw, shift(s))
+        _, carry = self.core.sequence_pass(gates, self.residual(gates, q, y))
+        return self._project_out(x, gate, s, shift(s)), State(carry, y[:, -1], s[:, -1], window)
 
-    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        x, gate = self.input_projection(x).chunk(2, -1)
-        new_state = self.next_state(_precise(x), _precise(self.terms.from_input(x)), state)
-        return self._project_out(x, gate, self.normalise(new_state), self.normalise(state)), new_state
+    def initial_state(self, batch: int) -> State:
+        zeros = _precise(self.output_projection.weight.new_zeros(batch, self.core.channels))
+        return State(self.core.initial_carry(zeros), zeros, zeros, self._initial_window(zeros))
+
+    def step(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+        x, gate, window = self._project_in(u[:, None], state.window)
+        x, gate = x[:, 0], gate[:, 0]
+        new = self.advance(_precise(x), _precise(self.terms.from_input(x)), state)
+        return self._project_out(x, gate, new.seen, state.seen), new._replace(window=window)
+
+    def advance(self, x: Tensor, raw: Tensor, state: State) -> State:
+        """The state after one more token: its input (B, D), its raw terms (B, K), and the state before."""
+        gates, q = self.gates_and_mixing(x, raw, state.seen)
+        y = self.next_y(gates, q, state)
+        carry = y
+        if not self.core.carries_output:
+            carry = self.core.next_carry(gates, state.carry, self.residual(gates, q, y))
+        return State(carry, y, self.seen(y, x), state.window)
+
+    def _project_in(self, u: Tensor, window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The core's input and the output gate, both (B, T, D), and the convolution's next window."""
+        x, gate = self.input_projection(u).chunk(2, -1)
+        if self.convolution is not None:
+            x, window = self.convolution(x, window)
+        return x, gate, window
+
+    def _initial_window(self, like: Tensor) -> Tensor:
+        before = 0 if self.convolution is None else self.convolution.before
+        return like.new_zeros(len(like), before, self.core.channels)
 
     def _project_out(self, x: Tensor, gate: Tensor, s: Tensor, feedback: Tensor) -> Tensor:
-        (raw_output,) = self.output_term(self.output_term.from_input(x), feedback)
+        raw_output = None
+        if self.output_term is not None:
+            (raw_output,) = self.output_term(self.output_term.from_input(x), feedback)
         return self.output_projection((self.core.read_out(raw_output, s) * functional.silu(gate)).to(gate.dtype))
 
 

@@ -31,6 +31,10 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self._mlp_branch(x + self.mixer(self.norm(x)))
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, Any]:
+        mixed, state = self.mixer.prefill(self.norm(x))
+        return self._mlp_branch(x + mixed), state
+
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         mixed, state = self.mixer.step(self.norm(x), state)
         return self._mlp_branch(x + mixed), state

@@ -44,6 +44,14 @@ class SequenceModel(nn.Module):
             x = block(x)
         return self.head(self.norm(x))
 
+    def prefill(self, tokens: Tensor) -> tuple[Tensor, list[Any]]:
+        """Logits (B, T, V) of tokens (B, T), in parallel over time, and the state of every layer after the last one."""
+        x, states = self.embedding(tokens), []
+        for block in self.blocks:
+            x, state = block.prefill(x)
+            states.append(state)
+        return self.head(self.norm(x)), states
+
     def initial_state(self, batch: int) -> list[Any]:
         """The state of every layer before the first token of `batch` sequences."""
         return [block.mixer.initial_state(batch) for block in self.blocks]
@@ -58,14 +66,12 @@ class SequenceModel(nn.Module):
 
     @torch.no_grad()
     def generate(self, prompt: Tensor, length: int) -> Tensor:
-        """Continues prompts greedily, in constant memory: prompt (B, T) -> the tokens that follow (B, length).
+        """Continues prompts greedily: prompt (B, T) -> the tokens that follow (B, length).
 
-        Both T and length are at least 1.
+        The prompt is read in parallel, the rest made token by token in constant memory. T and length are at least 1.
         """
-        states = self.initial_state(len(prompt))
-        for tokens in prompt.unbind(1):
-            logits, states = self.step(tokens, states)
-        generated = [logits.argmax(-1)]
+        logits, states = self.prefill(prompt)
+        generated = [logits[:, -1].argmax(-1)]
         for _ in range(length - 1):
             logits, states = self.step(generated[-1], states)
             generated.append(logits.argmax(-1))

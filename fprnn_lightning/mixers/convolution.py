@@ -1,0 +1,27 @@
+"""A causal convolution over time, one filter a channel, with SiLU: what Mamba does to the input of its recurrence.
+
+Source: Mamba (arXiv 2312.00752), figure 3.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class CausalConvolution(nn.Module):
+    """y_t = SiLU( bias + sum_k filter_k * x_{t-k} ) over the last tokens, with x = 0 before the first.
+
+    Args:
+        channels: D.
+        tokens: how many tokens each output sees, its own among them.
+    """
+
+    def __init__(self, channels: int, tokens: int) -> None:
+        super().__init__()
+        self.before = tokens - 1
+        self.filters = nn.Conv1d(channels, channels, tokens, groups=channels)
+
+    def forward(self, x: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, T, D), after the tokens of a window (B, tokens - 1, D) -> (B, T, D), and the next window."""
+        x = torch.cat([window.to(x.dtype), x], 1)
+        return functional.silu(self.filters(x.mT).mT), x[:, x.shape[1] - self.before :]
