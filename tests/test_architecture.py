@@ -14,7 +14,7 @@ ARROWS = {  # room: what of the package it may import besides itself
     "__main__": ["cli"],
     "sentences": [],
     "scan": [],
-    "channel_mixers": [],
+    "channel_mixers": ["solvers"],
     "solvers": [],
     "tasks": [],
     "cores": ["scan"],

@@ -2,15 +2,42 @@
 
 Its coefficients are a function of `raw_channels` numbers per token, which the sequence mixer projects from the input
 and, if wanted, from the previous state. So a channel mixer does not know what its coefficients depend on.
+
+What the fixed point solves for each token is (I - diag(gain) (I - Q)) h = v. Where a mixer has no closed form for it,
+the matrix is written out and factorised if it is small; otherwise h <- v + gain * (I - Q) h is iterated until it rests,
+with the gradient of the limit. That converges for certain if |gain| ||I - Q|| < 1.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from fprnn_lightning.solvers import Stopping, solve
+from fprnn_lightning.solvers.gradients import Implicit
+from fprnn_lightning.solvers.picard import Picard
+
+LARGEST_FACTORISED = 64  # channels up to which D^3 operations per token are less than iterating costs
+ITERATIONS = 1000
+REST = 32  # machine epsilons of relative change that are no change
+
 Coefficients = TypeVar("Coefficients")
+Result = TypeVar("Result")
+
+
+def in_full_precision(method: Callable[..., Result]) -> Callable[..., Result]:
+    """A method of coefficients or raw terms whose matrix products keep their dtype under autocast, as states do."""
+
+    @wraps(method)
+    def run(self: "ChannelMixer", *arguments) -> Result:
+        first = arguments[0] if isinstance(arguments[0], Tensor) else arguments[0][0]
+        with torch.autocast(first.device.type, enabled=False):
+            return method(self, *arguments)
+
+    return run
 
 
 class ChannelMixer(nn.Module, ABC, Generic[Coefficients]):
@@ -19,12 +46,19 @@ class ChannelMixer(nn.Module, ABC, Generic[Coefficients]):
     Args:
         channels: D.
         raw_channels: numbers per token that the coefficients of Q are made from.
+        largest: the upper end of the range of these coefficients, whose lower end is 0, no mixing or no passing.
+
+    Raises:
+        ValueError: if largest is not above 0 and at most 2.
     """
 
-    def __init__(self, channels: int, raw_channels: int) -> None:
+    def __init__(self, channels: int, raw_channels: int, largest: float) -> None:
+        if not 0 < largest <= 2:
+            raise ValueError(f"{type(self).__name__}: largest is {largest}, must be above 0 and at most 2")
         super().__init__()
         self.channels = channels
         self.raw_channels = raw_channels
+        self.largest = largest
 
     @abstractmethod
     def coefficients(self, raw: Tensor) -> Coefficients:
@@ -32,14 +66,33 @@ class ChannelMixer(nn.Module, ABC, Generic[Coefficients]):
 
     @abstractmethod
     def residual_apply(self, q: Coefficients, v: Tensor) -> Tensor:
-        """(I - Q) v: (..., D) -> (..., D)."""
+        """(I - Q) v: (..., D) -> (..., D); v may have more leading axes than q."""
 
     @abstractmethod
-    def solve(self, q: Coefficients, gain: Tensor, v: Tensor) -> Tensor:
-        """The h with (I - diag(gain) (I - Q)) h = v: gain and v (..., D), 0 <= gain < 1 -> (..., D).
+    def residual_bound(self, q: Coefficients) -> Tensor:
+        """At least ||I - Q||, the largest singular value, of each token: (...,), or () where Q is the same for all."""
 
-        It exists for certain if ||I - Q|| <= 1; where it does not, the result is not finite.
+    @in_full_precision
+    def solve(self, q: Coefficients, gain: Tensor, v: Tensor) -> Tensor:
+        """The h with (I - diag(gain) (I - Q)) h = v: gain and v (..., D) -> (..., D).
+
+        It exists for certain if |gain| ||I - Q|| < 1; where it does not, or is not found, the result is not finite or,
+        near a singular matrix, large.
         """
+        if self.channels <= LARGEST_FACTORISED:
+            identity = torch.eye(self.channels, dtype=v.dtype, device=v.device)
+            columns = identity.reshape(self.channels, *(1,) * (v.dim() - 1), self.channels).expand(-1, *v.shape)
+            residual = self.residual_apply(q, columns).movedim(0, -1)  # ... D D
+            return torch.linalg.solve_ex(identity - gain[..., None] * residual, v[..., None])[0][..., 0]
+
+        def iterate(h: Tensor) -> Tensor:  # tokens D
+            return (v + gain * self.residual_apply(q, h.view_as(v))).reshape_as(h)
+
+        tolerance = REST * torch.finfo(v.dtype).eps
+        find = partial(solve, solver=Picard(), stopping=Stopping(tolerance, share=1.0))
+        start = v.reshape(-1, self.channels)
+        found = Implicit(ITERATIONS, tolerance).differentiate(find, iterate, start, ITERATIONS)
+        return torch.where(found.converged[:, None], found.value, torch.nan).view_as(v)
 
     def apply(self, q: Coefficients, v: Tensor) -> Tensor:
         """Q v: (..., D) -> (..., D)."""

@@ -68,4 +68,4 @@ class DenseMixer(RecurrentMixer):
 
     def _kernels_fit(self, x: Tensor) -> bool:
         pair = type(self.core) is GatedDiagonal and type(self.channel_mixer) is Householder
-        return self.fused and pair and resolve_backend(x) == "cpu"
+        return self.fused and pair and self.channel_mixer.largest == 1 and resolve_backend(x) == "cpu"

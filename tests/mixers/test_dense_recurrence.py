@@ -109,3 +109,11 @@ def test_what_is_not_finite_stays_so():
     x[0, 1] = torch.nan
     y = mixer(x)
     assert y[0, 0].isfinite().all() and y[0, 1:].isnan().all() and y[1].isfinite().all()
+
+
+def test_strengths_beyond_one_are_the_loops():
+    torch.manual_seed(0)
+    mixer = DenseMixer(4, channel_mixer=lambda channels: Householder(channels, largest=1.2)).double()
+    x = torch.randn(2, 5, 4, dtype=torch.double)
+    fused, loop = (_outputs_and_gradients(mixer, x, fused) for fused in (True, False))
+    torch.testing.assert_close(fused, loop, rtol=1e-12, atol=1e-12)
