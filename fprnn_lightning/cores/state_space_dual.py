@@ -6,7 +6,7 @@ and out = y + D x, with dt_t = softplus(raw decay + bias) and A = -exp(A_log), o
 shared by the heads, the raw input and output, brought to unit length over the N states if wanted, and the residual's
 weight dt kappa = 1 - exp(dt A), for the reason given in `selective_ssm.py`.
 
-Source: Mamba-2 (arXiv 2405.21060), section 7; in the fixed point: Fixed-Point RNNs (arXiv 2503.10799), section 4.
+Source: Mamba-2 (arXiv 2405.21060), section 7; in the fixed point: Fixed-Point RNNs (arXiv 2503.10799), equation 12.
 """
 
 from typing import NamedTuple
