@@ -6,6 +6,8 @@ from inspect import isabstract
 import pytest
 import torch
 
+from fprnn_lightning.cores.selective_ssm import SelectiveSSM
+from fprnn_lightning.cores.state_space_dual import StateSpaceDual
 from fprnn_lightning.mixers import SequenceMixer
 from fprnn_lightning.mixers.dense import DenseMixer
 from fprnn_lightning.mixers.diagonal import DiagonalMixer
@@ -17,10 +19,18 @@ from fprnn_lightning.solvers.gradients import Implicit
 WIDTH = 6
 
 
-def _solved(width: int) -> FixedPointMixer:
+def _solved(width: int, **options) -> FixedPointMixer:
     caps = {"train_iterations": 300, "evaluation_iterations": 300}
     rules = {"stopping": Stopping(1e-12, 1.0), "gradient": Implicit(300, 1e-12)}
-    return FixedPointMixer(width, expand=1.5, **caps, **rules)
+    return FixedPointMixer(width, expand=1.5, **caps, **rules, **options)
+
+
+def _mamba(channels: int) -> SelectiveSSM:
+    return SelectiveSSM(channels, states=8)
+
+
+def _mamba_2(channels: int) -> StateSpaceDual:
+    return StateSpaceDual(channels, states=8, head_channels=3)
 
 
 FACTORIES = {
@@ -28,6 +38,13 @@ FACTORIES = {
     DenseMixer: lambda width: DenseMixer(width, expand=1.5),
     FixedPointMixer: _solved,
     LSTMMixer: lambda width: LSTMMixer(width, expand=1.5),
+}
+VARIANTS = {
+    "Mamba": lambda width: DiagonalMixer(width, 1.5, _mamba, convolution=4, normalise=False),
+    "Mamba-2": lambda width: DiagonalMixer(width, 1.5, _mamba_2, convolution=4),
+    "dense Mamba": lambda width: DenseMixer(width, 1.5, _mamba, convolution=2),
+    "FP-Mamba": lambda width: _solved(width, core=_mamba, convolution=3),
+    "FP-Mamba-2": lambda width: _solved(width, core=_mamba_2),
 }
 
 
@@ -40,7 +57,9 @@ def test_every_registered_mixer_is_tested():
     assert {mixer for mixer in registered if mixer.__module__.startswith("fprnn_lightning.")} == set(FACTORIES)
 
 
-@pytest.fixture(params=FACTORIES.values(), ids=[mixer.__name__ for mixer in FACTORIES])
+@pytest.fixture(
+    params=[*FACTORIES.values(), *VARIANTS.values()], ids=[*(mixer.__name__ for mixer in FACTORIES), *VARIANTS]
+)
 def mixer(request) -> SequenceMixer:
     torch.manual_seed(0)
     return request.param(WIDTH).double()
@@ -58,7 +77,7 @@ def test_shapes_and_finite_gradients(mixer, shape):
 
 def test_gradients_are_the_finite_differences(mixer):
     x = torch.randn(2, 4, WIDTH, dtype=torch.double, requires_grad=True)
-    assert torch.autograd.gradcheck(mixer, x, eps=1e-6, atol=1e-5)
+    assert torch.autograd.gradcheck(mixer, x, eps=1e-6, atol=1e-5, fast_mode=True)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -149,6 +168,22 @@ def test_bfloat16_autocast_stays_near_float32(mixer):
         rounded = mixer(x)
     assert (rounded.float() - exact).abs().max() < 0.05 * exact.abs().max()
     rounded.float().sum().backward()
+
+
+@pytest.mark.parametrize("core", [_mamba, _mamba_2])
+def test_a_long_sequence_under_bfloat16_autocast_stays_finite(core):
+    """A loop that is stable only in exact arithmetic, or in short sequences, would not."""
+    torch.manual_seed(0)
+    mixer = FixedPointMixer(WIDTH, 1.5, core, train_iterations=12, gradient=Implicit(12, 1e-2))
+    with torch.no_grad():
+        mixer.core.dt_bias += 3
+        mixer.terms.from_input.weight *= 3
+    with torch.autocast("cpu", torch.bfloat16):
+        y = mixer(torch.randn(1, 2048, WIDTH))
+        y.float().square().sum().backward()
+    assert y.isfinite().all()
+    for name, parameter in mixer.named_parameters():
+        assert parameter.grad.isfinite().all(), name
 
 
 @pytest.mark.parametrize("factory", [DenseMixer, DiagonalMixer, FixedPointMixer, LSTMMixer])
