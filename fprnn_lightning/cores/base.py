@@ -67,5 +67,9 @@ class Core(nn.Module, ABC, Generic[Gates]):
         """The carry after one token: the one before it and its residual (B, D), None where Q = I."""
 
     @abstractmethod
-    def read_out(self, raw_output: Tensor | None, s: Tensor, x: Tensor) -> Tensor:
-        """What leaves the layer: y (..., D), normalised if wanted, and the input (..., D) -> (..., D)."""
+    def output(self, y: Tensor, x: Tensor) -> Tensor:
+        """What there is to see of y, with what passes by the recurrence from the input: two (..., D) -> (..., D)."""
+
+    @abstractmethod
+    def read_out(self, raw_output: Tensor | None, s: Tensor) -> Tensor:
+        """What leaves the layer: the output (..., D), normalised if wanted, under the output gate -> (..., D)."""

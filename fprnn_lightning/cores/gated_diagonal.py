@@ -53,5 +53,8 @@ class GatedDiagonal(Core[Gates]):
         offset, gain = self.token_pass(gates, carry)
         return offset if residual is None else offset + gain * residual
 
-    def read_out(self, raw_output: Tensor, s: Tensor, x: Tensor) -> Tensor:
+    def output(self, y: Tensor, x: Tensor) -> Tensor:
+        return y
+
+    def read_out(self, raw_output: Tensor, s: Tensor) -> Tensor:
         return 2 * raw_output.sigmoid() * s

@@ -2,7 +2,7 @@
 
     H_t = exp(dt_t A) * H_{t-1} + (dt_t * (w_t + kappa_t * residual_t)) b_t^T,    w_t = x_t,    y_t = H_t c_t
 
-and out = y + D * x, with dt_t = softplus(W raw decay + bias), W of low rank, A = -exp(A_log) that begins as -1,
+and y + D * x is seen of it, with dt_t = softplus(W raw decay + bias), W of low rank, A = -exp(A_log) that begins as -1,
 ..., -N (S4D-real), and b_t and c_t the raw input and output, brought to unit length over the N states if wanted.
 
 In a fixed point dt takes the place of 1 - lambda, but where that is below 1 - exp(-dt), Euler's step dt on what comes
@@ -11,9 +11,8 @@ in is above it and would make the loop unstable. So the residual's weight is tha
     dt * kappa = 1 - exp(dt max A) = 1 - lambda,    and so    ||H_t|| (1 - (1 - lambda) ||I - Q||) <= lambda ||H_{t-1}||
 
 without input, for unit b and c and one lambda: no growth while ||I - Q|| <= 1. The paper's loop instead takes dt, keeps
-D in the loop and normalises y + D * x there; such a loop has several fixed points (two of opposite sign along a
-direction that Q removes), and which one is found depends on where it starts. Here only what the gates and the output
-see of y is normalised, and D passes by the loop, where it would drown y: at first y is some hundredths of x.
+D in the loop and normalises y there; such a loop has several fixed points (two of opposite sign along a direction that
+Q removes), and which one is found depends on where it starts. Here only what is seen of y is normalised.
 
 Source: Mamba (arXiv 2312.00752), algorithm 2; in the fixed point: Fixed-Point RNNs (arXiv 2503.10799), equation 12.
 """
@@ -87,8 +86,11 @@ class SelectiveSSM(Core[Gates]):
         driven = gates.dt * self._driven(gates, residual)
         return self._decay(gates) * carry + driven[..., None] * gates.b[:, None]
 
-    def read_out(self, raw_output: None, s: Tensor, x: Tensor) -> Tensor:
-        return s + self.D * x
+    def output(self, y: Tensor, x: Tensor) -> Tensor:
+        return y + self.D * x
+
+    def read_out(self, raw_output: None, s: Tensor) -> Tensor:
+        return s
 
     def _driven(self, gates: Gates, residual: Tensor | None) -> Tensor:
         return gates.value if residual is None else gates.value + self._residual_weight(gates) * residual

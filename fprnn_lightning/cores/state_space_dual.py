@@ -2,7 +2,7 @@
 
     H_t = exp(dt_t A) H_{t-1} + (dt_t (w_t + kappa_t residual_t)) b_t^T,   w_t = x_t,   y_t = H_t c_t   for every head
 
-and out = y + D x, with dt_t = softplus(raw decay + bias) and A = -exp(A_log), one number per head, b_t and c_t,
+and y + D x is seen of it, with dt_t = softplus(raw decay + bias) and A = -exp(A_log), one number per head, b_t and c_t,
 shared by the heads, the raw input and output, brought to unit length over the N states if wanted, and the residual's
 weight dt kappa = 1 - exp(dt A), for the reason given in `selective_ssm.py`.
 
@@ -79,8 +79,11 @@ class StateSpaceDual(Core[Gates]):
         driven = gates.dt[..., None] * self._driven(gates, residual)
         return self._decay(gates) * carry + driven[..., None] * gates.b[:, None, None]
 
-    def read_out(self, raw_output: None, s: Tensor, x: Tensor) -> Tensor:
-        return s + (self.D[:, None] * self._heads(x)).flatten(-2)
+    def output(self, y: Tensor, x: Tensor) -> Tensor:
+        return y + (self.D[:, None] * self._heads(x)).flatten(-2)
+
+    def read_out(self, raw_output: None, s: Tensor) -> Tensor:
+        return s
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_channels))

@@ -81,7 +81,7 @@ class FixedPointMixer(RecurrentMixer):
             known = self.gates_and_mixing(x, raw, None, known_q)
 
         def iterate(y: Tensor) -> Tensor:
-            gates, q = known or self.gates_and_mixing(x, raw, shift(self.normalise(y)), known_q)
+            gates, q = known or self.gates_and_mixing(x, raw, shift(self.seen(y, x)), known_q)
             return self.core.sequence_pass(gates, self.residual(gates, q, y))[0]
 
         measure = change_per_sequence if self.training else _change_per_prefix

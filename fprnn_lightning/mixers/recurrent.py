@@ -1,6 +1,6 @@
 """What diagonal, fixed-point and dense mixers have in common: everything but how the states y are found.
 
-    x, z = W_in u,    y = states(x),    s = normalise(y),    out_t = W_out ( read_out(c_t, s_t, x_t) * silu(z_t) )
+    x, z = W_in u,   y = states(x),   s = normalise(output(y, x)),   out_t = W_out ( read_out(c_t, s_t) * silu(z_t) )
 
 The *feedback* at t is the state that the gates may read, shifted by one: s_{t-1}, and 0 before the first token. What
 each term reads is chosen by a `StateDependence`; reading is linear, raw_t = W x_t + bias + V s_{t-1}. What is carried
@@ -50,11 +50,12 @@ class StateDependence:
 class State(NamedTuple):
     """What a mixer knows of the tokens so far.
 
-    The core's carry, the last y (B, D), and the convolution's window (B, tokens - 1, D).
+    The core's carry, the last y and what is seen of it, both (B, D), and the convolution's window (B, tokens - 1, D).
     """
 
     carry: Tensor
     y: Tensor
+    seen: Tensor
     window: Tensor
 
 
@@ -184,9 +185,10 @@ class RecurrentMixer(SequenceMixer):
     def next_y(self, gates: Any, q: Any, state: State) -> Tensor:
         """y after one more token, from its gates, the coefficients of Q and the state before it -> (B, D)."""
 
-    def normalise(self, y: Tensor) -> Tensor:
-        """The state as the gates and the output see it: (..., D) -> (..., D)."""
-        return functional.rms_norm(y, y.shape[-1:], eps=NORM_EPSILON) if self.dependence.normalise else y
+    def seen(self, y: Tensor, x: Tensor) -> Tensor:
+        """The states as the gates and the output see them, from y and the core's input: two (..., D) -> (..., D)."""
+        s = self.core.output(y, x)
+        return functional.rms_norm(s, s.shape[-1:], eps=NORM_EPSILON) if self.dependence.normalise else s
 
     def gates_and_mixing(self, x: Tensor, raw: Tensor, feedback: Tensor | None, q: Any = None) -> tuple[Any, Any]:
         """The core's gates and the coefficients of Q, from the input, its raw terms and the feedback if there is one.
@@ -204,36 +206,37 @@ class RecurrentMixer(SequenceMixer):
 
     def forward(self, u: Tensor) -> Tensor:
         x, gate, _ = self._project_in(u, self._initial_window(u))
-        s = self.normalise(self.states(_precise(x), _precise(self.terms.from_input(x))))
+        precise = _precise(x)
+        s = self.seen(self.states(precise, _precise(self.terms.from_input(x))), precise)
         return self._project_out(x, gate, s, shift(s))
 
     def prefill(self, u: Tensor) -> tuple[Tensor, State]:
         x, gate, window = self._project_in(u, self._initial_window(u))
         precise, raw = _precise(x), _precise(self.terms.from_input(x))
         y = self.states(precise, raw)
-        s = self.normalise(y)
+        s = self.seen(y, precise)
         gates, q = self.gates_and_mixing(precise, raw, shift(s))
         _, carry = self.core.sequence_pass(gates, self.residual(gates, q, y))
-        return self._project_out(x, gate, s, shift(s)), State(carry, y[:, -1], window)
+        return self._project_out(x, gate, s, shift(s)), State(carry, y[:, -1], s[:, -1], window)
 
     def initial_state(self, batch: int) -> State:
         zeros = _precise(self.output_projection.weight.new_zeros(batch, self.core.channels))
-        return State(self.core.initial_carry(zeros), zeros, self._initial_window(zeros))
+        return State(self.core.initial_carry(zeros), zeros, zeros, self._initial_window(zeros))
 
     def step(self, u: Tensor, state: State) -> tuple[Tensor, State]:
         x, gate, window = self._project_in(u[:, None], state.window)
         x, gate = x[:, 0], gate[:, 0]
         new = self.advance(_precise(x), _precise(self.terms.from_input(x)), state)
-        return self._project_out(x, gate, self.normalise(new.y), self.normalise(state.y)), new._replace(window=window)
+        return self._project_out(x, gate, new.seen, state.seen), new._replace(window=window)
 
     def advance(self, x: Tensor, raw: Tensor, state: State) -> State:
         """The state after one more token: its input (B, D), its raw terms (B, K), and the state before."""
-        gates, q = self.gates_and_mixing(x, raw, self.normalise(state.y))
+        gates, q = self.gates_and_mixing(x, raw, state.seen)
         y = self.next_y(gates, q, state)
         carry = y
         if not self.core.carries_output:
             carry = self.core.next_carry(gates, state.carry, self.residual(gates, q, y))
-        return State(carry, y, state.window)
+        return State(carry, y, self.seen(y, x), state.window)
 
     def _project_in(self, u: Tensor, window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The core's input and the output gate, both (B, T, D), and the convolution's next window."""
@@ -250,7 +253,7 @@ class RecurrentMixer(SequenceMixer):
         raw_output = None
         if self.output_term is not None:
             (raw_output,) = self.output_term(self.output_term.from_input(x), feedback)
-        return self.output_projection((self.core.read_out(raw_output, s, x) * functional.silu(gate)).to(gate.dtype))
+        return self.output_projection((self.core.read_out(raw_output, s) * functional.silu(gate)).to(gate.dtype))
 
 
 def _precise(x: Tensor) -> Tensor:
