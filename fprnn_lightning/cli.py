@@ -51,7 +51,8 @@ from fprnn_lightning.training import FixedLength, SequenceLearner
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)  # with omegaconf+: ${...} follows every override
 
 PROGRAM = "python -m fprnn_lightning"
-LINKED = ("vocab_size", "validation_lengths", "test_lengths", "chance")  # what the model takes from the task
+# what the model takes from the task
+LINKED = ("vocab_size", "validation_lengths", "test_lengths", "chance", "prompt_overhead")
 TRAINER_DEFAULTS = {
     "default_root_dir": "logs",
     "accelerator": "auto",

@@ -34,9 +34,9 @@ def small_task() -> Callable[..., WordProblem]:
 def small_learner() -> Callable[..., SequenceLearner]:
     def make(mixer=LSTMMixer, **options):
         seed_everything(0, verbose=False)
-        lengths = {"validation_lengths": [4, 8], "test_lengths": [4, 8, 50]}
+        sizes = {"vocab_size": 2, "width": 8, "validation_lengths": [4, 8], "test_lengths": [4, 8, 50]}
         course = {"curriculum": FixedLength(8), "schedule": WarmupConstant(2)}
-        return SequenceLearner(mixer, vocab_size=2, width=8, **lengths | course | options)
+        return SequenceLearner(mixer, **sizes | course | options)
 
     return make
 

@@ -353,7 +353,14 @@ def test_what_is_done_with_a_checkpoint_goes_beside_it(trained: Path, small: lis
     assert names == {"best.ckpt", "validate_0", "test_0", "test_1", "predict_0"}
     with (folder / "test_0" / "length_curve.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["length", "token_accuracy", "last_token_accuracy", "sequence_accuracy", "sequences"]
+    assert list(rows[0]) == [
+        "length",
+        "token_accuracy",
+        "last_token_accuracy",
+        "sequence_accuracy",
+        "scaled_accuracy",
+        "sequences",
+    ]
     assert [row["length"] for row in rows] == ["4", "8", "50"]
     with (folder / "predict_0" / "predictions.csv").open() as file:
         header, *labels = csv.reader(file)

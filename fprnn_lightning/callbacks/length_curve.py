@@ -1,6 +1,6 @@
 """The length-generalisation curve of a test: accuracy at every test length, printed as a table and written into the run
 folder as `length_curve.csv` and `length_curve.png`; TensorBoard shows the figure and, with the length as the step, the
-accuracies under `length_curve/`.
+accuracies under `length_curve/`. Where answers to prompts were generated, their accuracies are among them.
 """
 
 import csv
@@ -15,42 +15,46 @@ from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 from rich.console import Console
 from rich.table import Table
 
-from fprnn_lightning.training.metrics import ACCURACIES
-
 Row = dict[str, int | float]
-COLUMNS = ("length", *ACCURACIES, "sequences")
-COLOURS = dict(zip(ACCURACIES, ("#0072b2", "#e69f00", "#009e73"), strict=True))  # Okabe and Ito: safe for all eyes
+LINES = {  # colours of Okabe and Ito, safe for all eyes; dashed: generated
+    "token_accuracy": ("#0072b2", "o-"),
+    "last_token_accuracy": ("#e69f00", "o-"),
+    "sequence_accuracy": ("#009e73", "o-"),
+    "generated_token_accuracy": ("#0072b2", "s--"),
+}
 
 
 class LengthCurve(Callback):
     """Prints, writes and logs the accuracies by length at the end of a test."""
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        values = {name: [v.item() for v in value] for name, value in pl_module.test_accuracy.compute().items()}
-        values["length"] = pl_module.test_accuracy.lengths
-        rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*(values[name] for name in COLUMNS), strict=True)]
+        results = {name: [v.item() for v in values] for name, values in pl_module.test_results().items()}
+        sequences = results.pop("sequences")
+        columns = {"length": pl_module.test_accuracy.lengths, **results, "sequences": sequences}
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        trained_length = min(pl_module.curriculum.end, trainer.datamodule.trained_length)
         folder = Path(trainer.log_dir)
         if trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
             Console().print(table(rows))
-            figure = draw(rows, trained_length=pl_module.curriculum.end, title=" / ".join(folder.parts[-3:]))
+            figure = draw(rows, trained_length, title=" / ".join(folder.parts[-3:]))
             _write(folder / "length_curve.csv", lambda path: write_csv(rows, path))
             _write(folder / "length_curve.png", lambda path: figure.savefig(path, format="png", dpi=150))
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
                     logger.experiment.add_figure("length_curve", figure, trainer.global_step)
                     for row in rows:
-                        for name in ACCURACIES:
+                        for name in results:
                             logger.experiment.add_scalar(f"length_curve/{name}", row[name], row["length"])
 
 
 def table(rows: list[Row]) -> Table:
     """The rows as a table for the terminal."""
-    table = Table(title="Length generalisation")
-    for name in COLUMNS:
-        table.add_column(name.replace("_", " "), justify="right")
+    table = Table(title="Length generalisation", padding=(0, 0, 0, 1))  # eight columns fit into 80 characters
+    for name in rows[0]:
+        table.add_column(name.removesuffix("_accuracy").replace("_", " "), justify="right")
     for row in rows:
-        table.add_row(str(row["length"]), *(f"{row[name]:.4f}" for name in ACCURACIES), f"{row['sequences']:,}")
+        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else f"{value:,}" for value in row.values()))
     return table
 
 
@@ -58,9 +62,9 @@ def write_csv(rows: list[Row], path: Path) -> None:
     """The rows as CSV, accuracies with six decimals."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        writer.writerow(rows[0])
         for row in rows:
-            writer.writerow([row["length"], *(f"{row[name]:.6f}" for name in ACCURACIES), row["sequences"]])
+            writer.writerow(f"{value:.6f}" if isinstance(value, float) else value for value in row.values())
 
 
 def draw(rows: list[Row], trained_length: int, title: str) -> Figure:
@@ -70,9 +74,11 @@ def draw(rows: list[Row], trained_length: int, title: str) -> Figure:
     lengths = [row["length"] for row in rows]
     left, right = lengths[0] / 1.25, lengths[-1] * 1.25
     axes.axvspan(left, max(left, trained_length), color="0.93", zorder=0)
-    for name, colour in COLOURS.items():
+    drawn = [name for name in LINES if name in rows[0]]
+    for name in drawn:
+        colour, style = LINES[name]
         values = [row[name] for row in rows]
-        axes.plot(lengths, values, "o-", color=colour, label=name.replace("_", " "), clip_on=False, zorder=3)
+        axes.plot(lengths, values, style, color=colour, label=name.replace("_", " "), clip_on=False, zorder=3)
     axes.set_xscale("log", base=2)
     axes.set_xlim(left, right)
     axes.set_ylim(0, 1)
@@ -80,12 +86,12 @@ def draw(rows: list[Row], trained_length: int, title: str) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda length, _: f"{length:.0f}")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_xlabel(f"sequence length in tokens (shaded: up to {trained_length}, as trained)")
+    axes.set_xlabel(f"length in tokens (shaded: up to {trained_length}, as trained)")
     axes.set_ylabel("accuracy")
     axes.grid(axis="y", color="0.85", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, loc="left", fontsize="medium")
-    figure.legend(frameon=False, loc="outside upper right", ncols=len(ACCURACIES))
+    figure.legend(frameon=False, loc="outside upper right", ncols=3)
     return figure
 
 

@@ -48,6 +48,7 @@ class SequenceTask(LightningDataModule, ABC):
     """
 
     prefix_closed = True  # whether the first tokens of a sequence are a sequence too, so that a curriculum may cut it
+    prompt_overhead: int | None = None  # if evaluation is of prompts and answers: tokens of a prompt beyond its length
 
     def __init__(
         self,
@@ -101,6 +102,15 @@ class SequenceTask(LightningDataModule, ABC):
         """The token accuracy of a guess."""
         return 1 / self.vocab_size
 
+    @property
+    def trained_length(self) -> int:
+        """The longest length in training, on the scale of the evaluated lengths."""
+        return self.train_length
+
+    def tokens_at(self, length: int) -> int:
+        """Tokens of an evaluation sequence measured at a length."""
+        return length
+
     @abstractmethod
     def generate(self, generator: np.random.Generator, split: Split, sequences: int, length: int) -> Batch:
         """Draws sequences; all randomness comes from `generator`.
@@ -126,8 +136,8 @@ class SequenceTask(LightningDataModule, ABC):
             index: Its place in the stream, or in the evaluation set as one device divides it.
 
         Returns:
-            Tokens (B, T) and targets (B, T), both int64; a target of -100 is not scored. T is the longest
-            length of the split.
+            Tokens (B, T) and targets (B, T), both int64; a target of -100 is not scored. T is what the longest length
+            of the split takes.
         """
         if split == "train":
             return self._draw(split, index, self.batch_size, self.train_length)
@@ -171,7 +181,7 @@ class SequenceTask(LightningDataModule, ABC):
     def _share(self, split: Split, shares: int, index: int) -> Batch:
         """Batch `index` when the evaluation set is divided as evenly as possible into `shares` batches."""
         first, last = (i * self._sequences(split) // shares for i in (index, index + 1))
-        length = max(self.validation_lengths if split == "validation" else self.test_lengths)
+        length = self.tokens_at(max(self.validation_lengths if split == "validation" else self.test_lengths))
         blocks = [self._draw(split, block, BLOCK, length) for block in range(first // BLOCK, (last - 1) // BLOCK + 1)]
         skipped = first // BLOCK * BLOCK
         tokens, targets = (torch.cat(parts)[first - skipped : last - skipped] for parts in zip(*blocks, strict=True))

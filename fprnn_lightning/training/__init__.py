@@ -1,11 +1,12 @@
 """Training: the LightningModule, its metrics, learning-rate schedules and length curricula."""
 
 from fprnn_lightning.training.curriculum import Curriculum, FixedLength, ProgressiveLengths, UniformLengths
-from fprnn_lightning.training.metrics import LengthAccuracy
+from fprnn_lightning.training.metrics import AnswerAccuracy, LengthAccuracy
 from fprnn_lightning.training.schedules import Schedule, WarmupConstant, WarmupCosine, WarmupHoldCosine
 from fprnn_lightning.training.sequence_learner import SequenceLearner
 
 __all__ = [
+    "AnswerAccuracy",
     "Curriculum",
     "FixedLength",
     "LengthAccuracy",

@@ -4,6 +4,7 @@ first `curriculum.length` tokens, AdamW with weight decay on matrices only, and 
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,9 +17,10 @@ from fprnn_lightning.mixers.base import SequenceMixer
 from fprnn_lightning.model import SequenceModel
 from fprnn_lightning.training.curriculum import Curriculum, ProgressiveLengths
 from fprnn_lightning.training.metrics import (
-    ACCURACIES,
     IGNORED,
+    AnswerAccuracy,
     LengthAccuracy,
+    first_scored,
     last_labels,
     last_token_accuracy,
     token_accuracy,
@@ -49,6 +51,8 @@ class SequenceLearner(LightningModule):
         validation_lengths: tokens, ascending; set by the task.
         test_lengths: tokens, ascending; set by the task.
         chance: accuracy of a guess, which is 0 on the scale of scaled_accuracy; set by the task.
+        prompt_overhead: where evaluation is of answers to prompts, tokens of a prompt that do not count for its length,
+            else null; set by the task. Testing then generates the answers too, token by token, after each prompt.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class SequenceLearner(LightningModule):
         validation_lengths: Sequence[int] = (16, 50),
         test_lengths: Sequence[int] = (16, 32, 50, 64, 128, 256, 512),
         chance: float = 0.0,
+        prompt_overhead: int | None = None,
     ) -> None:
         super().__init__()
         if learning_rate < 0:
@@ -82,9 +87,11 @@ class SequenceLearner(LightningModule):
         self.schedule = schedule
         self.curriculum = deepcopy(curriculum)
         self.labels = labels
-        self.validation_accuracy = LengthAccuracy(validation_lengths)
-        self.test_accuracy = LengthAccuracy(test_lengths)
-        self.chance = chance
+        prompted = prompt_overhead is not None
+        measure = partial(AnswerAccuracy, prompt_overhead=prompt_overhead) if prompted else LengthAccuracy
+        self.validation_accuracy = measure(validation_lengths, chance=chance)
+        self.test_accuracy = measure(test_lengths, chance=chance)
+        self.generated_accuracy = measure(test_lengths, chance=chance) if prompted else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the label at every position: tokens (B, T) -> (B, T, V)."""
@@ -143,17 +150,32 @@ class SequenceLearner(LightningModule):
         self.validation_accuracy.update(logits.argmax(-1), targets)
 
     def on_validation_epoch_end(self) -> None:
-        self._log_accuracy("validation", self.validation_accuracy)
+        self._log_by_length("validation", self.validation_accuracy.compute(), self.validation_accuracy.lengths)
 
     def on_test_epoch_start(self) -> None:
         self.test_accuracy.reset()
+        if self.generated_accuracy is not None:
+            self.generated_accuracy.reset()
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         tokens, targets = batch
+        if self.generated_accuracy is not None:  # first, as what mixers report is of their last forward
+            self.generated_accuracy.update(generate_answers(self.model, tokens, targets), targets)
         self.test_accuracy.update(self(tokens).argmax(-1), targets)
 
     def on_test_epoch_end(self) -> None:
-        self._log_accuracy("test", self.test_accuracy)
+        self._log_by_length("test", self.test_results(), self.test_accuracy.lengths)
+
+    def test_results(self) -> dict[str, tuple[Tensor, ...]]:
+        """Accuracies of the test so far and the number of `sequences`, each a scalar per test length.
+
+        Where answers are generated, generated_token_accuracy and generated_sequence_accuracy are theirs.
+        """
+        results = self.test_accuracy.compute()
+        if self.generated_accuracy is not None:
+            generated = self.generated_accuracy.compute()
+            results |= {f"generated_{name}": generated[name] for name in ("token_accuracy", "sequence_accuracy")}
+        return results
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """The likeliest label at every position: tokens (B, T) -> (B, T)."""
@@ -171,15 +193,30 @@ class SequenceLearner(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.curriculum.load_state_dict(checkpoint["curriculum"])
 
-    def _log_accuracy(self, split: str, accuracy: LengthAccuracy) -> None:
-        values = accuracy.compute()
-        values["scaled_accuracy"] = tuple(map(self._scaled, values["last_token_accuracy"]))
-        for name in (*ACCURACIES, "scaled_accuracy"):
-            by_length = zip(accuracy.lengths, values[name], strict=True)
-            self.log_dict({f"{split}/{name}_{length}": value for length, value in by_length}, sync_dist=True)
+    def _log_by_length(self, split: str, results: dict[str, tuple[Tensor, ...]], lengths: Sequence[int]) -> None:
+        for name, values in results.items():
+            if name != "sequences":
+                by_length = zip(lengths, values, strict=True)
+                self.log_dict({f"{split}/{name}_{length}": value for length, value in by_length}, sync_dist=True)
 
-    def _scaled(self, accuracy: Tensor) -> Tensor:
-        return (accuracy - self.chance) / (1 - self.chance)
+
+def generate_answers(model: SequenceModel, tokens: Tensor, targets: Tensor) -> Tensor:
+    """What a model answers to prompts when it reads its own answer as it goes on, not the given one.
+
+    Args:
+        model: the model.
+        tokens: (B, T), a prompt up to the first scored position, then the given answer.
+        targets: (B, T), scored at successive positions.
+
+    Returns:
+        Predictions (B, T), 0 where nothing is scored.
+    """
+    predictions = torch.zeros_like(targets)
+    answers = torch.stack([first_scored(targets), (targets != IGNORED).sum(1)], 1)
+    for answer in answers.unique(dim=0):  # prompts of one length together
+        rows, (first, length) = (answers == answer).all(1), answer.tolist()
+        predictions[rows, first : first + length] = model.generate(tokens[rows, : first + 1], length)
+    return predictions
 
 
 def weight_decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

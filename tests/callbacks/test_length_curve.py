@@ -9,20 +9,20 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fprnn_lightning.callbacks import LengthCurve
 
-COLUMNS = ["length", "token_accuracy", "last_token_accuracy", "sequence_accuracy", "sequences"]
+ACCURACIES = ["token_accuracy", "last_token_accuracy", "sequence_accuracy", "scaled_accuracy"]
 
 
 def test_table_csv_png_and_tensorboard(small_learner, small_task, small_trainer, tmp_path, capsys):
     logger = TensorBoardLogger(tmp_path, name="", version="run_0")
     trainer = small_trainer(callbacks=[LengthCurve()], logger=logger)
-    trainer.test(small_learner(), small_task(), verbose=False)
+    trainer.test(small_learner(chance=0.5), small_task(), verbose=False)
     folder = tmp_path / "run_0"
     with open(folder / "length_curve.csv", newline="") as file:
         header, *rows = csv.reader(file)
-    assert header == COLUMNS
-    assert [(row[0], row[4]) for row in rows] == [("4", "24"), ("8", "24"), ("50", "24")]
+    assert header == ["length", *ACCURACIES, "sequences"]
+    assert [(row[0], row[5]) for row in rows] == [("4", "24"), ("8", "24"), ("50", "24")]
     for row in rows:
-        for name, value in zip(COLUMNS[1:4], row[1:4], strict=True):
+        for name, value in zip(ACCURACIES, row[1:5], strict=True):
             assert float(value) == pytest.approx(trainer.callback_metrics[f"test/{name}_{row[0]}"].item(), abs=1e-6)
 
     printed = capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_table_csv_png_and_tensorboard(small_learner, small_task, small_trainer,
     logger.finalize("success")
     events = EventAccumulator(str(folder)).Reload()
     assert events.Tags()["images"] == ["length_curve"]
-    for column, name in enumerate(COLUMNS[1:4], 1):
+    for column, name in enumerate(ACCURACIES, 1):
         points = [(event.step, event.value) for event in events.Scalars(f"length_curve/{name}")]
         assert points == [(int(row[0]), pytest.approx(float(row[column]), abs=1e-6)) for row in rows]
 

@@ -7,22 +7,35 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fprnn_lightning.training.metrics import LengthAccuracy, last_labels, last_token_accuracy, token_accuracy
+from fprnn_lightning.training.metrics import (
+    AnswerAccuracy,
+    LengthAccuracy,
+    last_labels,
+    last_token_accuracy,
+    token_accuracy,
+)
+
+CHANCE = 0.2
 
 
-def counted_one_by_one(batches, length):
-    """[token, last-token, sequence accuracy, sequences] of the sequences that reach a length, in plain Python."""
+def counted_one_by_one(batches, length, overhead=None):
+    """[token, last-token, sequence, scaled accuracy, sequences], in plain Python.
+
+    Of the sequences that reach a length, up to there; or, with an overhead, of those whose prompt has the length.
+    """
     scored = right = last_right = all_right = sequences = 0
     for predictions, targets in batches:
         for prediction, target in zip(predictions.tolist(), targets.tolist(), strict=True):
             positions = [t for t, label in enumerate(target) if label != -100]
-            inside = [t for t in positions if t < length]
-            if inside and positions[-1] + 1 >= length:
+            inside = [t for t in positions if t < length or overhead is not None]
+            if inside and (positions[-1] + 1 >= length if overhead is None else inside[0] + 1 - overhead == length):
                 hits = [prediction[t] == target[t] for t in inside]
                 scored, right = scored + len(hits), right + sum(hits)
                 last_right, all_right, sequences = last_right + hits[-1], all_right + all(hits), sequences + 1
-    shares = [right / scored, last_right / sequences, all_right / sequences] if sequences else [math.nan] * 3
-    return [*shares, sequences]
+    if not sequences:
+        return [*[math.nan] * 4, 0]
+    last = last_right / sequences
+    return [right / scored, last, all_right / sequences, (last - CHANCE) / (1 - CHANCE), sequences]
 
 
 @st.composite
@@ -39,12 +52,26 @@ def labelled_batches(draw):
 
 @given(labelled_batches(), st.sets(st.integers(1, 8), min_size=1))
 def test_one_pass_counts_what_a_loop_counts(batches, lengths):
-    metric = LengthAccuracy(sorted(lengths))
-    for predictions, targets in batches:
-        metric.update(predictions, targets)
-    measured = torch.stack([torch.stack(values) for values in metric.compute().values()], 1)
-    expected = torch.tensor([counted_one_by_one(batches, length) for length in sorted(lengths)])
-    torch.testing.assert_close(measured, expected, equal_nan=True, rtol=0, atol=1e-6)
+    for overhead in (None, 0, 2):
+        if overhead is None:
+            metric = LengthAccuracy(sorted(lengths), CHANCE)
+        else:
+            metric = AnswerAccuracy(sorted(lengths), overhead, CHANCE)
+        for predictions, targets in batches:
+            metric.update(predictions, targets)
+        measured = torch.stack([torch.stack(values) for values in metric.compute().values()], 1)
+        expected = torch.tensor([counted_one_by_one(batches, length, overhead) for length in sorted(lengths)])
+        torch.testing.assert_close(measured, expected, equal_nan=True, rtol=0, atol=1e-6)
+
+
+def test_an_answer_counts_at_the_length_of_its_prompt_alone():
+    targets = torch.tensor([[-100, -100, 1, 1, 1, -100], [-100, -100, -100, -100, 1, 1]])  # prompts of 3 and 5 tokens
+    metric = AnswerAccuracy([1, 3, 4], prompt_overhead=2)
+    metric.update(torch.tensor([[0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]]), targets)
+    values = {name: [v.item() for v in value] for name, value in metric.compute().items()}
+    assert values["sequences"] == [1, 1, 0]
+    assert values["token_accuracy"][:2] == [pytest.approx(2 / 3), 1.0]
+    assert values["last_token_accuracy"][:2] == values["sequence_accuracy"][:2] == [0.0, 1.0]
 
 
 def test_shorter_sequences_do_not_count():
