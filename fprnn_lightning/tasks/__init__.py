@@ -8,6 +8,7 @@ import pkgutil
 
 from fprnn_lightning.tasks.associative_recall import AssociativeRecall
 from fprnn_lightning.tasks.base import SequenceTask
+from fprnn_lightning.tasks.copying import Copying, DuplicateCopying
 from fprnn_lightning.tasks.formal_languages import (
     CycleNavigation,
     EvenPairs,
@@ -15,6 +16,8 @@ from fprnn_lightning.tasks.formal_languages import (
     ModularArithmeticWithBrackets,
     Parity,
 )
+from fprnn_lightning.tasks.lookup import PrefixLookup, SuffixLookup
+from fprnn_lightning.tasks.selective_copying import SelectiveCopying
 from fprnn_lightning.tasks.word_problem import WordProblem
 
 for _module in pkgutil.iter_modules(__path__):
@@ -22,11 +25,16 @@ for _module in pkgutil.iter_modules(__path__):
 
 __all__ = [
     "AssociativeRecall",
+    "Copying",
     "CycleNavigation",
+    "DuplicateCopying",
     "EvenPairs",
     "ModularArithmetic",
     "ModularArithmeticWithBrackets",
     "Parity",
+    "PrefixLookup",
+    "SelectiveCopying",
     "SequenceTask",
+    "SuffixLookup",
     "WordProblem",
 ]

@@ -7,7 +7,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fprnn_lightning.callbacks import LengthCurve
+from fprnn_lightning.callbacks import LengthCurve, length_curve
+from fprnn_lightning.tasks import Copying
 
 ACCURACIES = ["token_accuracy", "last_token_accuracy", "sequence_accuracy", "scaled_accuracy"]
 
@@ -56,3 +57,25 @@ def test_a_failed_write_leaves_the_old_file(small_learner, small_task, small_tra
     with pytest.raises(OSError, match="disk full"):
         small_trainer(callbacks=[LengthCurve()]).test(small_learner(), small_task(), verbose=False)
     assert (tmp_path / "length_curve.csv").read_text() == "old"
+
+
+def test_where_there_are_prompts(small_learner, small_trainer, tmp_path, monkeypatch):
+    """Generated accuracies are columns, and what is shaded are lengths of strings."""
+    drawn = []
+    draw = length_curve.draw
+    monkeypatch.setattr(length_curve, "draw", lambda *args, **title: drawn.append(args) or draw(*args, **title))
+    lengths = {"validation_lengths": [3], "test_lengths": [3, 50]}
+    task = Copying(alphabet=3, shortest=1, longest=3, train_length=8, test_sequences=6, **lengths)
+    learner = small_learner(vocab_size=task.vocab_size, prompt_overhead=task.prompt_overhead, **lengths)
+    trainer = small_trainer(callbacks=[LengthCurve()])
+    trainer.test(learner, task, verbose=False)
+    with (tmp_path / "length_curve.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    generated = [f"generated_{name}" for name in ("token_accuracy", "sequence_accuracy")]
+    assert list(rows[0]) == ["length", *ACCURACIES, *generated, "sequences"]
+    for row in rows:
+        for name in generated:
+            logged = trainer.callback_metrics[f"test/{name}_{row['length']}"].item()
+            assert float(row[name]) == pytest.approx(logged, abs=1e-6)
+    assert [row["sequences"] for row in rows] == ["3", "3"]
+    assert [length for _, length in drawn] == [3]

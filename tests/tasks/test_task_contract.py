@@ -11,7 +11,16 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from fprnn_lightning.sentences import concrete_subclasses
-from fprnn_lightning.tasks import AssociativeRecall, SequenceTask, WordProblem
+from fprnn_lightning.tasks import (
+    AssociativeRecall,
+    Copying,
+    DuplicateCopying,
+    PrefixLookup,
+    SelectiveCopying,
+    SequenceTask,
+    SuffixLookup,
+    WordProblem,
+)
 from fprnn_lightning.tasks.csv_files import CsvFiles, write_csv
 
 SMALL = dict(
@@ -29,12 +38,21 @@ def needed(tmp_path_factory):
     files = {f"{name}_file": folder / f"{name}.csv" for name in ("train", "validation", "test")}
     for index, path in enumerate(files.values()):
         write_csv(path, source.seed, [source.batch("train", index)])
-    return {CsvFiles: {**files, "vocab_size": 7}, AssociativeRecall: {"pairs": 1}}
+    lookup = {"ngram": 1, "answer_length": 1, "alphabet": 64, "shortest": 2, "longest": 2}
+    return {
+        CsvFiles: {**files, "vocab_size": 7},
+        AssociativeRecall: {"pairs": 1},
+        Copying: {"shortest": 1, "longest": 1},
+        DuplicateCopying: {"ngram": 1, "alphabet": 1024, "shortest": 3, "longest": 3, "train_length": 8},
+        PrefixLookup: {**lookup, "train_length": 7},
+        SuffixLookup: {**lookup, "train_length": 6},
+        SelectiveCopying: {"answer_length": 3, "shortest": 3, "longest": 3, "train_length": 8},
+    }
 
 
 @pytest.fixture(params=TASKS, ids=lambda task: task.__name__)
 def make(request, needed):
-    return lambda **options: request.param(**needed.get(request.param, {}) | SMALL | options)
+    return lambda **options: request.param(**SMALL | needed.get(request.param, {}) | options)
 
 
 def head(loader, batches):
@@ -58,9 +76,10 @@ def test_word_problem_is_registered():
     assert WordProblem in TASKS
 
 
-@pytest.mark.parametrize(("split", "sequences", "length"), [("train", 8, 5), ("validation", 30, 7), ("test", 23, 50)])
-def test_shapes_types_vocabulary(make, split, sequences, length):
+@pytest.mark.parametrize(("split", "sequences"), [("train", 8), ("validation", 30), ("test", 23)])
+def test_shapes_types_vocabulary(make, split, sequences):
     task = make()
+    length = {"train": task.train_length, "validation": task.tokens_at(7), "test": task.tokens_at(50)}[split]
     tokens, targets = task.batch(split, 0)
     for array in (tokens, targets):
         assert array.shape == (sequences, length)
@@ -72,6 +91,16 @@ def test_shapes_types_vocabulary(make, split, sequences, length):
     assert 0 <= scored.min() <= scored.max() < task.vocab_size
     assert 1 / task.vocab_size <= task.chance < 1
     assert task.name == task.name.lower() != ""
+
+
+@pytest.mark.parametrize("make", [task for task in TASKS if task.prompt_overhead is not None], indirect=True)
+def test_prompts_of_a_length_have_answers_of_a_length(make):
+    task, lengths = make(), []
+    for targets in task.batch("validation", 0)[1].tolist():
+        scored = [position for position, target in enumerate(targets) if target != -100]
+        lengths.append(scored[0] + 1 - task.prompt_overhead)
+        assert scored == list(range(scored[0], task.tokens_at(lengths[-1])))
+    assert set(lengths) == set(task.validation_lengths)
 
 
 def test_lengths_are_sorted_and_hold_the_papers(make):

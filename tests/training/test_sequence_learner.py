@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 
 from fprnn_lightning.mixers.lstm import LSTMMixer
+from fprnn_lightning.tasks import Copying
 from fprnn_lightning.training import (
     FixedLength,
     LengthAccuracy,
@@ -140,6 +141,39 @@ def test_parity_is_learnt(small_learner, small_task, small_trainer):
     trainer = small_trainer(max_steps=150)
     trainer.fit(learner, task)
     assert trainer.test(learner, task, verbose=False)[0]["test/sequence_accuracy_8"] == 1.0
+
+
+def test_answers_are_generated_from_their_prompts(small_learner, small_trainer):
+    """Accuracies of what the model says next after what it said itself, one sequence at a time."""
+    lengths = {"validation_lengths": [3], "test_lengths": [2, 4]}
+    sizes = {"train_length": 12, "batch_size": 64, "test_sequences": 80, "evaluation_batch_size": 32}
+    task = Copying(alphabet=3, shortest=1, longest=4, **lengths, **sizes)
+    prompts = {"vocab_size": task.vocab_size, "chance": task.chance, "prompt_overhead": task.prompt_overhead}
+    lengths["test_lengths"] = task.test_lengths
+    learner = small_learner(curriculum=FixedLength(12), learning_rate=3e-2, width=16, **lengths, **prompts)
+    trainer = small_trainer(max_steps=60)
+    trainer.fit(learner, task)
+    tested = trainer.test(learner, task, verbose=False)[0]
+    hits = {length: [] for length in task.test_lengths}
+    learner.eval()
+    for tokens, targets in task.test_dataloader():
+        for row, said in zip(tokens, targets, strict=True):
+            answer = said[said != -100]
+            read = row[: len(answer) + 2]
+            for _ in answer:
+                read = torch.cat([read, learner(read[None])[0, -1:].argmax(-1)])
+            hits[len(answer)].append((read[len(answer) + 2 :] == answer).tolist())
+    for length, rows in hits.items():
+        right = [hit for row in rows for hit in row]
+        assert tested[f"test/generated_token_accuracy_{length}"] == pytest.approx(sum(right) / len(right))
+        assert tested[f"test/generated_sequence_accuracy_{length}"] == pytest.approx(sum(map(all, rows)) / len(rows))
+        # a greedy answer is right throughout if and only if each token of it is right after the given ones
+        assert tested[f"test/generated_sequence_accuracy_{length}"] == tested[f"test/sequence_accuracy_{length}"]
+        scaled = (tested[f"test/last_token_accuracy_{length}"] - 1 / 3) * 3 / 2
+        assert tested[f"test/scaled_accuracy_{length}"] == pytest.approx(scaled, abs=1e-6)
+    given, generated = (tested[f"test/{name}_4"] for name in ("token_accuracy", "generated_token_accuracy"))
+    assert 0.2 < generated < given < 1, "else it says little"
+    assert tested["test/generated_sequence_accuracy_2"] > 0
 
 
 class PositionFile(Callback):
