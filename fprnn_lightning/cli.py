@@ -52,7 +52,7 @@ set_parsing_settings(omegaconf_absolute_to_relative_paths=True)  # with omegacon
 
 PROGRAM = "python -m fprnn_lightning"
 # what the model takes from the task
-LINKED = ("vocab_size", "validation_lengths", "test_lengths", "chance", "prompt_overhead")
+LINKED = ("vocab_size", "validation_lengths", "test_lengths", "chance", "prompt_overhead", "unit")
 TRAINER_DEFAULTS = {
     "default_root_dir": "logs",
     "accelerator": "auto",

@@ -49,6 +49,7 @@ class SequenceTask(LightningDataModule, ABC):
 
     prefix_closed = True  # whether the first tokens of a sequence are a sequence too, so that a curriculum may cut it
     prompt_overhead: int | None = None  # if evaluation is of prompts and answers: tokens of a prompt beyond its length
+    unit = "label"  # what a label is: the learner logs bits_per_<unit>
 
     def __init__(
         self,

@@ -1,7 +1,10 @@
 """The LightningModule that trains a sequence model on labelled sequences: cross-entropy at every scored position of the
 first `curriculum.length` tokens, AdamW with weight decay on matrices only, and accuracies at a list of lengths.
+
+    bits per label (per byte, of text) = mean over the scored positions of -log2 p(label)
 """
 
+import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
@@ -12,6 +15,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import MeanMetric
 
 from fprnn_lightning.mixers.base import SequenceMixer
 from fprnn_lightning.model import SequenceModel
@@ -53,6 +57,7 @@ class SequenceLearner(LightningModule):
         chance: accuracy of a guess, which is 0 on the scale of scaled_accuracy; set by the task.
         prompt_overhead: where evaluation is of answers to prompts, tokens of a prompt that do not count for its length,
             else null; set by the task. Testing then generates the answers too, token by token, after each prompt.
+        unit: what a label is, as evaluation logs bits_per_<unit>; set by the task.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class SequenceLearner(LightningModule):
         test_lengths: Sequence[int] = (16, 32, 50, 64, 128, 256, 512),
         chance: float = 0.0,
         prompt_overhead: int | None = None,
+        unit: str = "label",
     ) -> None:
         super().__init__()
         if learning_rate < 0:
@@ -92,6 +98,8 @@ class SequenceLearner(LightningModule):
         self.validation_accuracy = measure(validation_lengths, chance=chance)
         self.test_accuracy = measure(test_lengths, chance=chance)
         self.generated_accuracy = measure(test_lengths, chance=chance) if prompted else None
+        self.unit = unit
+        self.bits = MeanMetric(nan_strategy="ignore")  # nan: the loss of a batch without a scored position
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the label at every position: tokens (B, T) -> (B, T, V)."""
@@ -146,7 +154,9 @@ class SequenceLearner(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         tokens, targets = batch
         logits = self(tokens)
-        self.log("validation/loss", _loss(logits, targets), batch_size=len(tokens), sync_dist=True)
+        loss = _loss(logits, targets)
+        self.log("validation/loss", loss, batch_size=len(tokens), sync_dist=True)
+        self._log_bits("validation", loss, targets)
         self.validation_accuracy.update(logits.argmax(-1), targets)
 
     def on_validation_epoch_end(self) -> None:
@@ -161,7 +171,9 @@ class SequenceLearner(LightningModule):
         tokens, targets = batch
         if self.generated_accuracy is not None:  # first, as what mixers report is of their last forward
             self.generated_accuracy.update(generate_answers(self.model, tokens, targets), targets)
-        self.test_accuracy.update(self(tokens).argmax(-1), targets)
+        logits = self(tokens)
+        self._log_bits("test", _loss(logits, targets), targets)
+        self.test_accuracy.update(logits.argmax(-1), targets)
 
     def on_test_epoch_end(self) -> None:
         self._log_by_length("test", self.test_results(), self.test_accuracy.lengths)
@@ -192,6 +204,10 @@ class SequenceLearner(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.curriculum.load_state_dict(checkpoint["curriculum"])
+
+    def _log_bits(self, split: str, loss: Tensor, targets: Tensor) -> None:
+        self.bits.update(loss / math.log(2), (targets != IGNORED).sum())
+        self.log(f"{split}/bits_per_{self.unit}", self.bits, on_step=False, on_epoch=True)
 
     def _log_by_length(self, split: str, results: dict[str, tuple[Tensor, ...]], lengths: Sequence[int]) -> None:
         for name, values in results.items():

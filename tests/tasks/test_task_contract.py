@@ -22,6 +22,7 @@ from fprnn_lightning.tasks import (
     WordProblem,
 )
 from fprnn_lightning.tasks.csv_files import CsvFiles, write_csv
+from fprnn_lightning.tasks.text import Text
 
 SMALL = dict(
     batch_size=8, train_length=5, validation_lengths=(7, 3), test_lengths=(4,), validation_sequences=150,
@@ -34,13 +35,16 @@ TASKS = [task for task in concrete_subclasses(SequenceTask) if task.__module__.s
 @pytest.fixture(scope="module")
 def needed(tmp_path_factory):
     """Options that a task cannot do without, or not with sequences as small as these."""
-    folder, source = tmp_path_factory.mktemp("csv"), WordProblem("Z7", batch_size=160, train_length=70)
+    folder, source = tmp_path_factory.mktemp("data"), WordProblem("Z7", batch_size=160, train_length=70)
     files = {f"{name}_file": folder / f"{name}.csv" for name in ("train", "validation", "test")}
     for index, path in enumerate(files.values()):
         write_csv(path, source.seed, [source.batch("train", index)])
+    text = folder / "text.txt"
+    text.write_text("".join(f"{number} squared is {number**2}\n" for number in range(400)))
     lookup = {"ngram": 1, "answer_length": 1, "alphabet": 64, "shortest": 2, "longest": 2}
     return {
         CsvFiles: {**files, "vocab_size": 7},
+        Text: {"files": str(text)},
         AssociativeRecall: {"pairs": 1},
         Copying: {"shortest": 1, "longest": 1},
         DuplicateCopying: {"ngram": 1, "alphabet": 1024, "shortest": 3, "longest": 3, "train_length": 8},
@@ -118,7 +122,7 @@ def test_batches_depend_on_seed_split_and_index_alone(make, split):
     torch.manual_seed(5)
     assert same([task.batch(split, 1)], [batch])
     assert same([again.batch(split, 1)], [batch])
-    fixed = isinstance(task, CsvFiles) and split != "train"  # in files
+    fixed = isinstance(task, (CsvFiles, Text)) and split != "train"  # in files
     assert torch.equal(make(seed=4).batch(split, 1)[0], batch[0]) == fixed
 
 
