@@ -291,7 +291,7 @@ def run_function(module: ModuleType, names: tuple[str, ...], arguments: list[str
     """Runs one of a module's functions, for example bench scan."""
     try:
         auto_cli(
-            {name: getattr(module, name) for name in names},
+            {name.rstrip("_"): getattr(module, name) for name in names},  # import_ is import, a word of Python's
             args=arguments[1:],
             as_positional=False,
             parser_class=Parser,
@@ -310,7 +310,10 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], Any], str]] = {
     "predict": (CommandLine, "write a model's labels of the test set into predictions.csv"),
     "mixers": (partial(list_classes, SequenceMixer), "list the sequence mixers"),
     "tasks": (partial(list_classes, SequenceTask), "list the tasks"),
-    "data": (partial(run_function, data, ("export",)), "write a task's sequences as CSV (data export)"),
+    "data": (
+        partial(run_function, data, ("export", "import_")),
+        "write a task's sequences as CSV (data export) or make a task's files of published ones (data import)",
+    ),
     "bench": (
         partial(run_function, bench, ("scan", "data")),
         "time the scans (bench scan) or the making of data (bench data)",

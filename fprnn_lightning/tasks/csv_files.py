@@ -29,6 +29,8 @@ IGNORED = -100
 class CsvFiles(SequenceTask):
     """Sequences from CSV files, such as published word problems: columns input and target, ids separated by spaces.
 
+    `data import` makes the three files of published ones, `data export` one of any task.
+
     An example row, and what is made of it::
 
         0,3 5 6 0 2,3 1 0 0 2
@@ -87,7 +89,8 @@ class CsvFiles(SequenceTask):
 
     @property
     def name(self) -> str:
-        return self._rows["train"].path.stem.lower()
+        path = self._rows["train"].path.absolute()
+        return (path.parent.name if path.stem == "train" else path.stem).lower()  # data/a5/train.csv is of a5
 
     @property
     def vocab_size(self) -> int:
@@ -161,6 +164,8 @@ def read_csv(path: Path, vocab_size: int) -> Rows:
             )
             if len(targets) not in (len(tokens), 1):
                 raise ValueError(f"{len(targets)} labels in target for {len(tokens)} tokens in input")
+            if set(targets) == {IGNORED}:
+                raise ValueError(f"target has no label but {IGNORED}")
             lines.append(reader.line_num)
             sequences.append(tokens)
             labels.append([IGNORED] * (len(tokens) - len(targets)) + targets)

@@ -95,6 +95,7 @@ def test_training_draws_all_rows(make):
         (HEADER + "0,1 2,1 2.5\n", "line 2: target must be whole numbers separated by spaces, is '1 2.5'."),
         (HEADER + "0,,1\n", "line 2: input is empty."),
         (HEADER + "0,1 2, \n", "line 2: target is empty."),
+        (HEADER + "0,1 2,-100 -100\n", "line 2: target has no label but -100."),
         (HEADER + "0,1 2 3,1 2\n", "line 2: 2 labels in target for 3 tokens in input."),
         (HEADER + "0,1 5,1 2\n", r"line 2: input has 5, beyond 0 to 4 \(vocab_size\)."),
         (HEADER + "0,1 -100,1 2\n", r"line 2: input has -100, beyond 0 to 4"),
