@@ -16,8 +16,24 @@ if not torch.cuda.is_available():
 from lightning.pytorch import Trainer, seed_everything
 
 from fprnn_lightning.mixers.lstm import LSTMMixer
+from fprnn_lightning.tasks.csv_files import write_csv
 from fprnn_lightning.tasks.word_problem import WordProblem
 from fprnn_lightning.training import FixedLength, SequenceLearner, WarmupConstant
+
+
+@pytest.fixture(scope="session")
+def published_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what configs/task names of published files: data/a5 and data/catbAbI_v1.2, small ones."""
+    folder = tmp_path_factory.mktemp("published")
+    stories, words = folder / "data" / "catbAbI_v1.2", folder / "data" / "a5"
+    stories.mkdir(parents=True)
+    words.mkdir()
+    task = WordProblem("A5", batch_size=8, train_length=50)
+    for index, split in enumerate(("train", "validation", "test")):
+        write_csv(words / f"{split}.csv", 0, [task.batch("train", index)])
+        lines = [f"1\tjohn went home . where is john ? {place}\n" for place in ("home", "here") * 30]
+        (stories / f"en-valid-10k_{split.replace('validation', 'valid')}.txt").write_text("".join(lines))
+    return folder
 
 
 @pytest.fixture

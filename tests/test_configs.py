@@ -12,6 +12,12 @@ TASKS, MIXERS = sorted(CONFIGS.glob("task/*.yaml")), sorted(CONFIGS.glob("mixer/
 PAIRS = [(TASKS[0], mixer) for mixer in MIXERS] + [(task, MIXERS[0]) for task in TASKS[1:]]
 
 
+@pytest.fixture(autouse=True)
+def beside_published_files(published_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder to work in that has the files which some configurations name."""
+    monkeypatch.chdir(published_files)
+
+
 def trains_two_steps(configs: list[Path], root: Path) -> None:
     options = {
         "trainer.default_root_dir": root,

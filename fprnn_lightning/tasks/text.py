@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fprnn_lightning.tasks.base import Batch, SequenceTask, Split
+from fprnn_lightning.tasks.base import Batch, Split
+from fprnn_lightning.tasks.contexts import ContextTask
 
 SEPARATOR = 255  # is no byte of UTF-8
 IGNORED = -100
@@ -27,7 +28,7 @@ LINE = 4096  # bytes in which the end of a line is looked for
 CHUNK = 2**22  # bytes checked at a time
 
 
-class Text(SequenceTask):
+class Text(ContextTask):
     """Text in files of UTF-8, to be continued byte by byte: a language model in bits per byte.
 
     An example row, from the beginning of a file (_, the separator, is byte 255)::
@@ -43,9 +44,9 @@ class Text(SequenceTask):
     anywhere, runs on into the next file, and from the last into the first. A separator precedes each piece. It is
     read, but never a target, so that the bits per byte are of the text alone.
 
-    Training contexts begin at random. Those of evaluation begin at 0, 1/2, 1/4, 3/4, 1/8, ... of the ring (van der
-    Corput), whatever the seed: n contexts are spread evenly, and all bytes count about equally. Every byte of a context
-    is scored, the first ones with little to go by; the accuracy by length says how much context helps.
+    Training contexts begin at random. Those of evaluation are spread evenly over the ring, whatever the seed, so that
+    all bytes count about equally. Every byte of a context is scored, the first ones with little to go by; the accuracy
+    by length says how much context helps.
 
     Args:
         files: A file; a folder, of which it is all *.txt in it and below; a pattern such as 'corpus/**/*.md'; or a list
@@ -105,17 +106,11 @@ class Text(SequenceTask):
                     f"The files have {ring.size} bytes for {split}, too few for a context of {length} ({option})."
                 )
 
-    def generate(self, generator: np.random.Generator, split: Split, sequences: int, length: int) -> Batch:
-        return self._contexts(split, generator.integers(self._rings[split].size, size=sequences), length)
+    def places(self, split: Split) -> int:
+        return self._rings[split].size
 
-    def _draw(self, split: Split, index: int, sequences: int, length: int) -> Batch:
-        if split == "train":
-            return super()._draw(split, index, sequences, length)
-        places = spread(np.arange(index * sequences, (index + 1) * sequences))
-        return self._contexts(split, (places * self._rings[split].size).astype(np.int64), length)
-
-    def _contexts(self, split: Split, starts: np.ndarray, length: int) -> Batch:
-        read = np.stack([self._rings[split].read(start, length + 1) for start in starts.tolist()])
+    def contexts(self, split: Split, places: np.ndarray, length: int) -> Batch:
+        read = np.stack([self._rings[split].read(place, length + 1) for place in places.tolist()])
         tokens, targets = (torch.from_numpy(part).long() for part in (read[:, :-1], read[:, 1:]))
         return tokens, targets.masked_fill_(targets == SEPARATOR, IGNORED)
 
@@ -219,8 +214,3 @@ def cut(text: np.ndarray, share: float) -> int:
     while place < len(text) and text[place] & 0b11000000 == 0b10000000:  # within a character
         place += 1
     return place
-
-
-def spread(indices: np.ndarray) -> np.ndarray:
-    """Van der Corput's sequence 0, 1/2, 1/4, 3/4, 1/8, 5/8, ...: the first n, any n, are spread evenly over [0, 1)."""
-    return (indices[:, None] >> np.arange(32) & 1) @ 0.5 ** np.arange(1, 33)

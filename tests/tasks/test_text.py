@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fprnn_lightning.cli import main
 from fprnn_lightning.mixers.lstm import LSTMMixer
-from fprnn_lightning.tasks.text import CHUNK, LINE, SEPARATOR, Part, Ring, Text, check_utf8, cut, spread
+from fprnn_lightning.tasks.contexts import spread
+from fprnn_lightning.tasks.text import CHUNK, LINE, SEPARATOR, Part, Ring, Text, check_utf8, cut
 from fprnn_lightning.training import SequenceLearner
 
 SIZES = dict(batch_size=16, train_length=12, validation_lengths=[4, 12], test_lengths=[8])
@@ -101,13 +102,14 @@ def test_long_lines_are_cut_between_characters():
     assert place % 3 == 0
 
 
-@pytest.mark.parametrize("n", [1, 2, 64, 1000, 1024])
-def test_evaluation_contexts_are_spread_evenly(n):
-    places = np.sort(spread(np.arange(n)))
-    gaps = np.diff(np.append(places, 1.0))
-    assert places[0] == 0
-    assert gaps.max() <= 2 * gaps.min()
-    assert gaps.max() < 2 / n
+@given(st.integers(1, 10**6), st.integers(1, 2000))
+def test_evaluation_contexts_are_spread_evenly(size, n):
+    places = np.sort(spread(np.arange(n), size))
+    assert 0 <= places[0] <= places[-1] < size
+    assert len(set(places.tolist())) == min(n, size)
+    if 2 < n <= size:
+        gaps = np.diff(np.append(places, size + places[0]))
+        assert gaps.max() <= 4 * size / n + 1
 
 
 def test_files_folders_and_patterns(tmp_path):
