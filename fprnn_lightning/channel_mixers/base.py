@@ -20,7 +20,7 @@ from fprnn_lightning.solvers import Stopping, solve
 from fprnn_lightning.solvers.gradients import Implicit
 from fprnn_lightning.solvers.picard import Picard
 
-LARGEST_FACTORISED = 64  # channels up to which D^3 operations per token are less than iterating costs
+LARGEST_FACTORISED = 256  # channels up to which D^3 operations per token cost no more than some hundred iterations
 ITERATIONS = 1000
 REST = 32  # machine epsilons of relative change that are no change
 
@@ -46,7 +46,7 @@ class ChannelMixer(nn.Module, ABC, Generic[Coefficients]):
     Args:
         channels: D.
         raw_channels: numbers per token that the coefficients of Q are made from.
-        largest: the upper end of the range of these coefficients, whose lower end is 0, no mixing or no passing.
+        largest: upper end of the range of strengths, or eigenvalues, whose lower end is 0.
 
     Raises:
         ValueError: if largest is not above 0 and at most 2.
@@ -76,22 +76,30 @@ class ChannelMixer(nn.Module, ABC, Generic[Coefficients]):
     def solve(self, q: Coefficients, gain: Tensor, v: Tensor) -> Tensor:
         """The h with (I - diag(gain) (I - Q)) h = v: gain and v (..., D) -> (..., D).
 
-        It exists for certain if |gain| ||I - Q|| < 1; where it does not, or is not found, the result is not finite or,
-        near a singular matrix, large.
+        It exists for certain if |gain| ||I - Q|| < 1; where it does not, or is not found, the result is not finite, or
+        large near a singular matrix.
         """
-        if self.channels <= LARGEST_FACTORISED:
-            identity = torch.eye(self.channels, dtype=v.dtype, device=v.device)
-            columns = identity.reshape(self.channels, *(1,) * (v.dim() - 1), self.channels).expand(-1, *v.shape)
-            residual = self.residual_apply(q, columns).movedim(0, -1)  # ... D D
-            return torch.linalg.solve_ex(identity - gain[..., None] * residual, v[..., None])[0][..., 0]
+        return (self._factorise if self.channels <= LARGEST_FACTORISED else self._iterate)(q, gain, v)
 
-        def iterate(h: Tensor) -> Tensor:  # tokens D
+    def _factorise(self, q: Coefficients, gain: Tensor, v: Tensor) -> Tensor:
+        """M^-1 v by M = LU. The gradient is that of one Newton step at the solution, dh = M^-1 (dv + d(I - M) h)."""
+        with torch.no_grad():
+            identity = torch.eye(self.channels, dtype=v.dtype, device=v.device)
+            columns = identity.reshape(self.channels, *(1,) * (v.dim() - 1), self.channels)
+            residual = self.residual_apply(q, columns).movedim(0, -1)  # ... D D
+            factors, pivots, _ = torch.linalg.lu_factor_ex(identity - gain[..., None] * residual)
+            h = torch.linalg.lu_solve(factors, pivots, v[..., None])[..., 0]
+        error = v + gain * self.residual_apply(q, h) - h
+        return h + torch.linalg.lu_solve(factors, pivots, error[..., None])[..., 0]
+
+    def _iterate(self, q: Coefficients, gain: Tensor, v: Tensor) -> Tensor:
+        def step(h: Tensor) -> Tensor:  # tokens D
             return (v + gain * self.residual_apply(q, h.view_as(v))).reshape_as(h)
 
         tolerance = REST * torch.finfo(v.dtype).eps
         find = partial(solve, solver=Picard(), stopping=Stopping(tolerance, share=1.0))
         start = v.reshape(-1, self.channels)
-        found = Implicit(ITERATIONS, tolerance).differentiate(find, iterate, start, ITERATIONS)
+        found = Implicit(ITERATIONS, tolerance).differentiate(find, step, start, ITERATIONS)
         return torch.where(found.converged[:, None], found.value, torch.nan).view_as(v)
 
     def apply(self, q: Coefficients, v: Tensor) -> Tensor:

@@ -1,20 +1,20 @@
 """Monarch matrices, Q = L R: two block-diagonal factors, a permutation between, on the d1 x d2 grid V of the channels.
 
 R mixes within each row of the grid and L within each column; the permutation between is the transposition of the grid.
-Every block is one generalised reflection, so that a token's Q has some 2 D coefficients and two factors reach every
-channel from every other:
+Every block is one generalised reflection, so a token's Q has some 2 D coefficients; the two factors reach every channel
+from every other:
 
     R V: row i     <- (I - beta_i r_i r_i^T) row i,          |r_i| = 1, beta_i in (0, 1)
     L V: column j  <- (I - alpha_j l_j l_j^T) column j,      |l_j| = 1, alpha_j in (0, 1)
 
-||Q|| <= 1. ||I - Q|| <= 2 / sqrt(3): it is convex in L and in R, hence largest where both are projections, and for two
-projections in the plane it is what one finds. It is also at most max alpha + max beta. Contraction is thus certain only
-where these or the gain are small. I - Q has rank d1 + d2 and Woodbury's identity solves for the c = beta * R^T h
-and e = alpha * L^T R h in (I - Q) h = sum_i c_i r_i + sum_j e_j l_j.
+||Q|| <= 1. ||I - Q|| <= max alpha + max beta, and never above 2 / sqrt(3): it is convex in L and in R, so largest where
+both are projections; these fall apart into pairs in planes, of which the worst (cos^2 = 1/3) has that norm. Contraction
+is thus certain where alpha + beta < 1, or the gain is below sqrt(3) / 2. I - Q has rank d1 + d2: Woodbury's identity
+solves for the weights in (I - Q) h = sum_i (beta_i r_i^T h) r_i + sum_j (alpha_j l_j^T R h) l_j.
 
 With raw terms of 0 on average, training starts at alpha = beta = 1/2.
 
-Source: Monarch (arXiv 2204.00595) for the structure; the blocks are ours.
+Source: Monarch (arXiv 2204.00595) for the structure; the blocks and their bound are ours.
 """
 
 import math
@@ -58,10 +58,11 @@ class Monarch(ChannelMixer[GridReflections]):
     def coefficients(self, raw: Tensor) -> GridReflections:
         d1, d2 = self.sides
         in_rows, in_columns, strengths = raw.split((self.channels, self.channels, d1 + d2), -1)
-        in_rows, in_columns = (functional.silu(part.unflatten(-1, self.sides)) for part in (in_rows, in_columns))
+        in_rows = functional.silu(in_rows).unflatten(-1, (d1, d2))
+        in_columns = functional.silu(in_columns).unflatten(-1, (d2, d1))
         return GridReflections(
             functional.normalize(in_rows, dim=-1, eps=SHORTEST),
-            functional.normalize(in_columns, dim=-2, eps=SHORTEST),
+            functional.normalize(in_columns, dim=-1, eps=SHORTEST).mT.contiguous(),
             *(self.largest * strengths.sigmoid()).split((d1, d2), -1),
         )
 

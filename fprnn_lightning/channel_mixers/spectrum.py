@@ -4,7 +4,7 @@ For P with eigenvalues 0 <= lambda_i, repeated squaring gives S = P^m / tr P^m, 
 onto the eigenspace of the largest, over its dimension. Then lambda_max ~ tr(P S) = sum_i lambda_i^(m+1) / sum_i
 lambda_i^m, at most a share (d - 1) / (e m) too small whatever the gaps between eigenvalues, so that a fixed k reaches
 machine precision. Its gradient with S held fixed is S: that of lambda_max where it is simple, and where it is repeated
-the mean of its one-sided ones, a subgradient. Both are finite, as no difference of eigenvalues is divided by.
+the mean over the eigenspace, a subgradient. It is always finite, as no difference of eigenvalues is divided by.
 """
 
 import math
