@@ -65,7 +65,7 @@ class CatBabi(ContextTask):
 
     def __init__(
         self,
-        folder: Path = Path("data/catbAbI_v1.2"),
+        folder: Path,
         stories: Literal["10k", "1k"] = "10k",
         train_length: int = 200,
         validation_lengths: Sequence[int] = (200,),

@@ -23,6 +23,7 @@ def small(monkeypatch):
     """Tiny shapes, on the CPU also where there is a GPU."""
     monkeypatch.setattr(bench, "CPU_CASES", CASES)
     monkeypatch.setattr(bench, "SECONDS", 0.0)
+    monkeypatch.setattr(bench, "TRAINING_BATCH", (2, 3))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
@@ -118,12 +119,22 @@ def test_gpu_cases_fit_into_memory(monkeypatch, free, numbers):
     assert {torch.Size(shape).numel() for shape in linear} == {numbers}
 
 
+def test_data_divides_what_is_made_by_what_training_uses(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "medians", lambda clock, *calls: [0.5] * len(calls))
+    bench.data(tmp_path / "data.csv")
+    made, used = 256 * 512 / 0.5, 2 * 3 / 0.5
+    for row in read(tmp_path / "data.csv"):
+        assert list(row.values())[2:] == [f"{made:.0f}", f"{used:.0f}", f"{made / used:.0f}"]
+
+
 def test_data_writes_tokens_per_second_and_restores_the_threads(tmp_path):
     threads = torch.get_num_threads()
     bench.data(tmp_path / "data.csv")
     rows = read(tmp_path / "data.csv")
-    assert list(rows[0]) == ["task", "length", "tokens_per_second"]
-    assert {"a5", "parity", "modular_arithmetic_with_brackets", "associative_recall"} <= {row["task"] for row in rows}
+    assert list(rows[0]) == ["task", "length", "tokens_per_second", "training_tokens_per_second", "ratio"]
+    assert {"a5", "text", "parity", "modular_arithmetic_with_brackets", "associative_recall"} <= {
+        row["task"] for row in rows
+    }
     assert all(row["length"] == "512" and float(row["tokens_per_second"]) > 0 for row in rows)
     assert torch.get_num_threads() == threads
 
