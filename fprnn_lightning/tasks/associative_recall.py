@@ -31,10 +31,13 @@ class AssociativeRecall(SequenceTask):
     A row fills its length. Accuracy at a shorter length is over the queries up to there: the nearest ones. Where there
     are none yet, as within the pairs, it is nan.
 
+    With several numbers of pairs, as the published training mix has, each row of a batch has one of them, all being
+    equally likely; so it is in evaluation.
+
     The splits are disjoint: a hash of the pairs says which a row belongs to.
 
     Args:
-        pairs: Of a key and a value.
+        pairs: Of a key and a value: how many, or a list of numbers of which each row has one.
         vocabulary: V, number of tokens; more than a thousand tell models apart, according to the paper.
         power: At 1 every slot is as likely as any other; the lower, the nearer to the pairs the queries are.
         random_filler: Fill with any token of the vocabulary; else with 0.
@@ -58,7 +61,7 @@ class AssociativeRecall(SequenceTask):
 
     def __init__(
         self,
-        pairs: int = 8,
+        pairs: list[int] | int = 8,
         vocabulary: int = 8192,
         power: float = 0.01,
         random_filler: bool = True,
@@ -75,17 +78,21 @@ class AssociativeRecall(SequenceTask):
             evaluation_batch_size=evaluation_batch_size,
             **shared,
         )
-        if pairs < 1:
+        self.pairs = [pairs] if isinstance(pairs, int) else pairs
+        if min(self.pairs, default=0) < 1:
             raise ValueError(f"pairs must be at least 1, got {pairs}.")
+        most = max(self.pairs)
         longest = {"train_length": train_length, "validation_lengths": self.validation_lengths[-1]}
         for option, length in {**longest, "test_lengths": self.test_lengths[-1]}.items():
-            if length < 4 * pairs:
-                raise ValueError(f"{option} must reach {4 * pairs} tokens to ask for {pairs} pairs, got {length}.")
+            if length < 4 * most:
+                raise ValueError(f"{option} must reach {4 * most} tokens to ask for {most} pairs, got {length}.")
         self.keys = range(1, vocabulary // 2)
         self.values = range(max(vocabulary // 2, 1), vocabulary)
-        if math.perm(len(self.keys), pairs) * math.perm(len(self.values), pairs) < SPLIT_SPACE:
-            raise ValueError(f"vocabulary must be larger for {pairs} pairs in many different ways, got {vocabulary}.")
-        self.pairs = pairs
+        for number in self.pairs:
+            if math.perm(len(self.keys), number) * math.perm(len(self.values), number) < SPLIT_SPACE:
+                raise ValueError(
+                    f"vocabulary must be larger for {number} pairs in many different ways, got {vocabulary}."
+                )
         self.vocabulary = vocabulary
         self.power = power
         self.random_filler = random_filler
@@ -97,24 +104,36 @@ class AssociativeRecall(SequenceTask):
     def generate(
         self, generator: np.random.Generator, split: Split, sequences: int, length: int
     ) -> tuple[Tensor, Tensor]:
-        def draw(number: int) -> np.ndarray:
-            drawn = (draw_distinct(generator, part, self.pairs, number) for part in (self.keys, self.values))
-            return np.stack(list(drawn), axis=1).reshape(2 * self.pairs, number)
+        tokens, targets = np.empty((2, sequences, length), np.int64)
+        chosen = generator.integers(len(self.pairs), size=sequences)
+        for index in np.unique(chosen):
+            rows = np.flatnonzero(chosen == index)
+            tokens[rows], targets[rows] = self._draw_rows(generator, split, self.pairs[index], len(rows), length)
+        return torch.from_numpy(tokens), torch.from_numpy(targets)
+
+    def _draw_rows(
+        self, generator: np.random.Generator, split: Split, number: int, sequences: int, length: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rows with this number of pairs: tokens and targets, (B, T)."""
+
+        def draw(sequences: int) -> np.ndarray:
+            drawn = (draw_distinct(generator, part, number, sequences) for part in (self.keys, self.values))
+            return np.stack(list(drawn), axis=1).reshape(2 * number, sequences)
 
         pairs = draw_owned(draw, split, sequences, self.vocabulary | 1).T
         keys, values = pairs[:, 0::2], pairs[:, 1::2]
-        queries = length - 1 - 2 * self._slots_from_end(generator, sequences, (length - 2 * self.pairs) // 2)
+        queries = length - 1 - 2 * self._slots_from_end(generator, number, sequences, (length - 2 * number) // 2)
         if self.random_filler:
             tokens = generator.integers(self.vocabulary, size=(sequences, length))
         else:
             tokens = np.zeros((sequences, length), np.int64)
         targets = np.full((sequences, length), -100)
-        tokens[:, : 2 * self.pairs] = pairs
+        tokens[:, : 2 * number] = pairs
         np.put_along_axis(tokens, queries, keys, axis=1)
         np.put_along_axis(targets, queries, values, axis=1)
-        return torch.from_numpy(tokens), torch.from_numpy(targets)
+        return tokens, targets
 
-    def _slots_from_end(self, generator: np.random.Generator, sequences: int, slots: int) -> np.ndarray:
+    def _slots_from_end(self, generator: np.random.Generator, pairs: int, sequences: int, slots: int) -> np.ndarray:
         """The slot of each key, 0 being the last: (B, pairs), all of a row different.
 
         Exponential waiting times with rates proportional to the probabilities: the first slots to come are those that
@@ -122,7 +141,7 @@ class AssociativeRecall(SequenceTask):
         """
         rates = np.arange(1, slots + 1, dtype=np.float32) ** (self.power - 1)
         waits = generator.standard_exponential((sequences, slots), np.float32) / rates
-        chosen = np.argpartition(waits, self.pairs - 1, axis=1)[:, : self.pairs]
+        chosen = np.argpartition(waits, pairs - 1, axis=1)[:, :pairs]
         order = np.take_along_axis(waits, chosen, axis=1).argsort(axis=1)
         chosen = np.take_along_axis(chosen, order, axis=1)
         np.put_along_axis(chosen, chosen.argmax(axis=1, keepdims=True), slots - 1, axis=1)

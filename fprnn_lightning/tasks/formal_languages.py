@@ -2,7 +2,8 @@
 navigation, modular arithmetic) or, for modular arithmetic with brackets, a stack.
 
 Every prefix of a string of the first four is a string too, so every position is labelled, and one pass over the longest
-strings measures every length. A bracketed expression has no value before its end: there, one label a sequence.
+strings measures every length; to learn the answer to the whole string only, as published, give --model.labels last. A
+bracketed expression has no value before its end: there, one label a sequence.
 
 The published range of lengths is 3 to 40 tokens for training and 40 to 256 for test.
 

@@ -1,5 +1,7 @@
 """Associative recall: answers against a dictionary, distinct keys, the power law, disjoint splits, errors."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +59,20 @@ def test_distinct_numbers_are_uniform_in_every_order():
     assert abs(counts - 1000).max() < 5 * 1000**0.5
 
 
+def test_several_numbers_of_pairs_in_a_batch():
+    task = AssociativeRecall([2, 3, 8], vocabulary=512, batch_size=600)
+    counts = Counter()
+    for tokens, targets in zip(*(part.tolist() for part in task.batch("train", 0)), strict=True):
+        asked = [position for position, label in enumerate(targets) if label != -100]
+        count = len(asked)
+        counts[count] += 1
+        given = dict(zip(tokens[0 : 2 * count : 2], tokens[1 : 2 * count : 2], strict=True))
+        assert {tokens[position]: targets[position] for position in asked} == given
+        assert asked[-1] == task.train_length - 1
+    assert set(counts) == {2, 3, 8}
+    assert min(counts.values()) > 140
+
+
 def test_no_evaluation_pairs_occur_in_training():
     options = dict(validation_sequences=4096, validation_lengths=[8])
     task = AssociativeRecall(1, vocabulary=2100, train_length=4, batch_size=2**18, **options)
@@ -82,6 +98,10 @@ def test_every_sequence_counts_at_its_length_and_nearer():
     ("options", "message"),
     [
         (dict(pairs=0), "pairs must be at least 1, got 0"),
+        (dict(pairs=[]), r"pairs must be at least 1, got \[\]"),
+        (dict(pairs=[4, 0]), r"pairs must be at least 1, got \[4, 0\]"),
+        (dict(pairs=[4, 20]), "train_length must reach 80 tokens to ask for 20 pairs, got 64"),
+        (dict(pairs=[8, 1], vocabulary=600), "vocabulary must be larger for 1 pairs .* got 600"),
         (dict(pairs=20), "train_length must reach 80 tokens to ask for 20 pairs, got 64"),
         (dict(pairs=20, train_length=80, validation_lengths=[16]), "validation_lengths must reach 80 .* got 16"),
         (dict(pairs=20, train_length=80, test_lengths=[64]), "test_lengths must reach 80 .* got 64"),
