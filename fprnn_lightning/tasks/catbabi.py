@@ -34,8 +34,8 @@ class CatBabi(ContextTask):
 
     An example row, <eos> being what comes before a story::
 
-        tokens   hallway <eos> mary moved to the kitchen . where is mary ?
-        targets     -100  -100 -100 ...                        -100 -100 kitchen
+        tokens     ?  here <eos> mary went home    .   she slept    . where   is mary    ?
+        targets -100  -100  -100 -100 -100 -100 -100  -100  -100 -100  -100 -100 -100 home
 
     Only answers are scored, at their question marks, as in the published question-answering mode. Answers are given
     after they have been asked for: later questions of a story may come back to them.
@@ -43,9 +43,9 @@ class CatBabi(ContextTask):
     A context is the stretch of the file that ends with a question; what it has of a story that began before it is read
     but not scored, so whatever is asked can be answered. Training contexts end with a random question, the evaluation
     sets go through all questions, whatever the seed: n contexts are spread evenly over the file, and as many contexts
-    as questions end with each of them once, which makes the last-token accuracy the published one. But published
-    batches are cut out of one endless stream, the state of the model being carried over. It is not carried here, so
-    that questions further from the beginning of their story than a context is long are never asked.
+    as questions end with each of them once, so that the last-token accuracy is over all questions, as the published one
+    is. But published batches are cut out of one endless stream, the state of the model being carried over. It is not
+    carried here: questions further from the beginning of their story than a context is long are left out.
 
     Args:
         folder: Where the files are.
@@ -88,14 +88,15 @@ class CatBabi(ContextTask):
         options = {"train_length": train_length, "validation_lengths": self.validation_lengths[-1]}
         options["test_lengths"] = self.test_lengths[-1]
         self._questions = {}
-        for (split, words), (option, length) in zip(self._words.items(), options.items(), strict=True):
-            places = np.arange(len(words))
-            since = places - np.maximum.accumulate(np.where(words == self._end, places, 0))  # the story began
-            asked = since[words == self._question]
-            if not asked.min() < length < len(words):
-                least = f"{option} must reach a question, {asked.min() + 1} tokens, and stay below the {len(words)} of"
+        for (split, stream), (option, length) in zip(self._words.items(), options.items(), strict=True):
+            places = np.arange(len(stream))
+            begun = np.maximum.accumulate(np.where(stream == self._end, places, 0))  # where each token's story begins
+            questions = np.flatnonzero(stream == self._question)
+            since = (places - begun)[questions]
+            if not since.min() < length < len(stream):
+                least = f"{option} must reach a question, {since.min() + 1} tokens, and stay below the {len(stream)} of"
                 raise ValueError(f"{least} {paths[split]}, got {length}.")
-            self._questions[split] = np.flatnonzero((words == self._question) & (since < length))
+            self._questions[split] = questions[since < length]
 
     @property
     def vocab_size(self) -> int:

@@ -3,7 +3,7 @@
 Files are mapped into memory, never read into it. The parts of all files that belong to a split lie end to end on a
 ring, a separator before each; a context is a stretch of it, from any byte on.
 
-    bits per byte  = loss in nats / ln 2
+    bits per byte = mean over the scored bytes of -log2 p(byte)
 """
 
 import codecs
@@ -31,10 +31,10 @@ CHUNK = 2**22  # bytes checked at a time
 class Text(ContextTask):
     """Text in files of UTF-8, to be continued byte by byte: a language model in bits per byte.
 
-    An example row, from the beginning of a file (_, the separator, is byte 255)::
+    An example row, across the end of a file (the separator _ is byte 255)::
 
-        tokens   _  T  h  e  r  e     w  a  s
-        targets  T  h  e  r  e     w  a  s  _
+        tokens   e  n  d     .  _  O  n  c
+        targets  n  d  .  -100  O  n  c  e
 
     The last bytes of every file are for test, those before for validation, and the rest is for training; cuts are at
     the end of a line, or between characters if lines are longer than 4096 bytes. No byte is in two splits. What
@@ -160,13 +160,13 @@ def mapped(path: str) -> np.ndarray:
 
 
 def find_files(files: list[str] | str | None) -> list[str]:
-    """The paths of the files meant, sorted: of folders and patterns those that are not empty.
+    """The paths of the files meant, sorted; of folders and patterns, those that are not empty.
 
     Raises:
         ValueError: If there is none, or one cannot be read, is empty or not in UTF-8.
     """
     if files is None:
-        files = str(Path(os.__file__).parent / "*.py")
+        files = str(Path(os.__file__).parent / "*.py")  # the modules of Python's standard library
     found = set()
     for name in [files] if isinstance(files, str) else files:
         path = Path(name)

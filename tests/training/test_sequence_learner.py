@@ -1,12 +1,14 @@
 """The learner under a real Trainer: what is decayed, cut, logged, saved, resumed and stopped."""
 
 import json
+import math
 
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
+from torch.nn.functional import cross_entropy
 
 from fprnn_lightning.mixers.lstm import LSTMMixer
 from fprnn_lightning.tasks import Copying
@@ -134,6 +136,9 @@ def test_evaluation_measures_every_length_in_one_pass(small_learner, small_task,
         assert tested[f"test/scaled_accuracy_{length}"] == pytest.approx(twice - 1, abs=1e-6)
     assert [value.item() for value in values["sequences"]] == [24, 24, 24]
     assert validated["validation/loss"] > 0
+    assert validated["validation/bits_per_label"] == pytest.approx(validated["validation/loss"] / math.log(2))
+    nats = cross_entropy(learner.cpu()(torch.cat(list(task.predict_dataloader()))).flatten(0, 1), targets.flatten())
+    assert tested["test/bits_per_label"] == pytest.approx(nats.item() / math.log(2), rel=1e-5)
 
 
 def test_parity_is_learnt(small_learner, small_task, small_trainer):
