@@ -56,7 +56,7 @@ def import_(
         input: CSV file in the format of the public generator of word problems (such as A5=16.csv), or a list of them.
         output: Folder to make, of train.csv, validation.csv and test.csv; it is there when all three are complete.
         vocab_size: Tokens and labels are below this number: 60 for A5, 120 for S5.
-        test_input: CSV file of the test sequences (such as A5=50.csv); else they are taken from `input`.
+        test_input: CSV file of the test sequences (such as A5=20.csv); else they are taken from `input`.
         validation_share: Share of the sequences of `input` that go into validation.csv.
         test_share: Share of them that goes into test.csv, none if there is a `test_input`.
 
