@@ -22,10 +22,13 @@ from fprnn_lightning.cores import Core
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
 from fprnn_lightning.mixers.recurrent import RecurrentMixer, State, StateDependence, shift
 from fprnn_lightning.solvers import GradientRule, Solution, Solver, Stopping, solve
-from fprnn_lightning.solvers.base import Function, Measure
+from fprnn_lightning.solvers.base import Function
+from fprnn_lightning.solvers.caps import Draws, IterationCap
 from fprnn_lightning.solvers.gradients import Implicit
+from fprnn_lightning.solvers.items import PREFIXES, SEQUENCES, Items
 from fprnn_lightning.solvers.picard import Picard
-from fprnn_lightning.solvers.stopping import change_per_sequence, relative
+
+Report = dict[str, Tensor]  # each (B,): iterations, residual and converged, and of the gradient's solve as adjoint_...
 
 
 class FixedPointMixer(RecurrentMixer):
@@ -39,13 +42,17 @@ class FixedPointMixer(RecurrentMixer):
         dependence: which terms read the previous state.
         solver: makes the next iterate.
         stopping: tolerance, and the share of a training batch that must have converged.
-        train_iterations: the most iterations in training.
-        evaluation_iterations: the most iterations in evaluation.
+        train_iterations: the most iterations in training, or what sets them batch by batch.
+        evaluation_iterations: the most iterations in evaluation, and in `step`; not random.
         gradient: what backpropagation sees of the iteration.
         convolution: tokens that a causal convolution before the core sees (4 in Mamba); 0 leaves it out.
+        warm_start: whether the iteration on a training batch starts from the states of the previous one, if that had
+            the same shape, rather than from 0. They are not in a checkpoint, so a resumed run then agrees with one
+            that was never stopped to the solver's tolerance only. Evaluation always starts from 0, `step` always from
+            the previous token's state.
 
     Raises:
-        ValueError: if a number of iterations is less than 1.
+        ValueError: if a number of iterations is less than 1, or evaluation's is random.
     """
 
     def __init__(
@@ -57,21 +64,28 @@ class FixedPointMixer(RecurrentMixer):
         dependence: StateDependence = StateDependence(),
         solver: Solver = Picard(),
         stopping: Stopping = Stopping(),
-        train_iterations: int = 32,
-        evaluation_iterations: int = 64,
+        train_iterations: IterationCap | int = 32,
+        evaluation_iterations: IterationCap | int = 64,
         gradient: GradientRule = Implicit(),
         convolution: int = 0,
+        warm_start: bool = False,
     ) -> None:
         super().__init__(width, expand, core, channel_mixer, dependence, convolution)
         for name, cap in (("train", train_iterations), ("evaluation", evaluation_iterations)):
-            if cap < 1:
+            if isinstance(cap, int) and cap < 1:
                 raise ValueError(f"FixedPointMixer: {name}_iterations is {cap}, must be at least 1")
+        if _is_random(evaluation_iterations):
+            name = type(evaluation_iterations).__name__
+            raise ValueError(f"FixedPointMixer: evaluation_iterations is a {name}, which is for training only")
         self.solver = solver
         self.stopping = stopping
         self.train_iterations = train_iterations
         self.evaluation_iterations = evaluation_iterations
         self.gradient = gradient
-        self._report: dict[str, Tensor] = {}
+        self.warm_start = warm_start
+        self.draws = Draws() if _is_random(train_iterations) else None
+        self._previous = torch.empty(0)  # the states of the last training batch if starts are warm, else never any
+        self._report: Report = {}
 
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
         known_q = known = None  # what reads x alone
@@ -84,17 +98,7 @@ class FixedPointMixer(RecurrentMixer):
             gates, q = known or self.gates_and_mixing(x, raw, shift(self.seen(y, x)), known_q)
             return self.core.sequence_pass(gates, self.residual(gates, q, y))[0]
 
-        measure = change_per_sequence if self.training else _change_per_prefix
-        solution = self._solve(iterate, torch.zeros_like(x), measure)
-        self._report = {
-            name: items if items.dim() == 1 else items[:, -1]  # of all prefixes, that of the whole sequence
-            for name, items in (
-                ("iterations", solution.steps),
-                ("residual", solution.residual),
-                ("converged", solution.converged),
-            )
-        }
-        return solution.value
+        return self._solve_sequences(iterate, x)
 
     def next_y(self, gates: Any, q: Any, state: State) -> Tensor:
         offset, gain = self.core.token_pass(gates, state.carry)
@@ -102,21 +106,45 @@ class FixedPointMixer(RecurrentMixer):
         def iterate(y: Tensor) -> Tensor:
             return offset + gain * self.residual(gates, q, y)
 
-        return self._solve(iterate, state.y, change_per_sequence).value
+        return self._solve(iterate, state.y, SEQUENCES, _iterations(self.evaluation_iterations, time=1), {})
 
     def diagnostics(self) -> dict[str, Tensor]:
         return self._report
 
-    def _solve(self, iterate: Function, initial: Tensor, measure: Measure) -> Solution:
-        find = partial(
-            solve, solver=self.solver, stopping=self.stopping, independent=not self.training, measure=measure
-        )
-        iterations = self.train_iterations if self.training else self.evaluation_iterations
+    def _solve_sequences(self, iterate: Function, x: Tensor) -> Tensor:
+        """The y = iterate(y) of whole sequences, shaped like x (B, T, D)."""
+        self._report = {}
+        zeros, time = torch.zeros_like(x), x.shape[1]
+        if not self.training:
+            return self._solve(iterate, zeros, PREFIXES, _iterations(self.evaluation_iterations, time), self._report)
+        iterations = _iterations(self.train_iterations, time, self.draws.next() if self.draws else 0)
+        initial = self._previous.to(x) if self._previous.shape == x.shape else zeros
+        y = self._solve(iterate, initial, SEQUENCES, iterations, self._report)
+        if self.warm_start:
+            self._previous = y.detach()
+        return y
+
+    def _solve(self, iterate: Function, initial: Tensor, items: Items, iterations: int, report: Report) -> Tensor:
+        """The states, with their gradient; `report` is told of this solve and later of that of the gradient."""
+        find = partial(solve, solver=self.solver, stopping=self.stopping, independent=not self.training, items=items)
         if torch.is_grad_enabled():
-            return self.gradient.differentiate(find, iterate, initial, iterations)
-        return find(iterate, initial, iterations=iterations)
+            on_adjoint = partial(_add_to, report, "adjoint_")
+            solution = self.gradient.differentiate(find, iterate, initial, iterations, on_adjoint)
+        else:
+            solution = find(iterate, initial, iterations=iterations)
+        _add_to(report, "", solution)
+        return solution.value
 
 
-def _change_per_prefix(change: Tensor, value: Tensor) -> Tensor:
-    """The largest relative change of a token in each prefix of each sequence: two (B, T, D) -> (B, T)."""
-    return relative(change.abs().amax(-1), value.abs().amax(-1)).cummax(1).values
+def _is_random(cap: int | IterationCap) -> bool:
+    return isinstance(cap, IterationCap) and cap.is_random
+
+
+def _iterations(cap: int | IterationCap, time: int, draw: int = 0) -> int:
+    return cap if isinstance(cap, int) else cap.iterations(time, draw)
+
+
+def _add_to(report: Report, prefix: str, solution: Solution) -> None:
+    """What a solution says of itself, of all prefixes of a sequence that of the whole one."""
+    parts = {"iterations": solution.steps, "residual": solution.residual, "converged": solution.converged}
+    report |= {f"{prefix}{name}": part if part.dim() == 1 else part[:, -1] for name, part in parts.items()}

@@ -20,6 +20,7 @@ from fprnn_lightning.solvers.picard import Picard
 from fprnn_lightning.solvers.stopping import Stopping
 
 Find = Callable[..., Solution]
+OnAdjoint = Callable[[Solution], None]
 
 
 class GradientRule(ABC):
@@ -30,15 +31,22 @@ class GradientRule(ABC):
     """
 
     @abstractmethod
-    def differentiate(self, find: Find, function: Function, initial: Tensor, iterations: int) -> Solution:
-        """What `find(function, initial, iterations=...)` finds within so many steps, with this rule's gradient."""
+    def differentiate(
+        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint
+    ) -> Solution:
+        """What `find(function, initial, iterations=...)` finds within so many steps, with this rule's gradient.
+
+        A rule that solves for its gradient tells `on_adjoint` in every backward how far that got.
+        """
 
 
 @dataclass(frozen=True)
 class Unrolled(GradientRule):
     """The gradient of the iteration itself; its memory grows with the iterations."""
 
-    def differentiate(self, find: Find, function: Function, initial: Tensor, iterations: int) -> Solution:
+    def differentiate(
+        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint
+    ) -> Solution:
         return find(function, initial, iterations=iterations)
 
 
@@ -46,7 +54,9 @@ class Unrolled(GradientRule):
 class OneStep(GradientRule):
     """The gradient of the last step alone, the paper's: cheap, and not the true gradient."""
 
-    def differentiate(self, find: Find, function: Function, initial: Tensor, iterations: int) -> Solution:
+    def differentiate(
+        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint
+    ) -> Solution:
         with torch.no_grad():
             found = find(function, initial, iterations=iterations - 1)
         return replace(found, value=function(found.value), steps=found.steps + 1)
@@ -71,7 +81,9 @@ class Implicit(GradientRule):
         if self.iterations < 1:
             raise ValueError(f"Implicit: iterations is {self.iterations}, must be at least 1")
 
-    def differentiate(self, find: Find, function: Function, initial: Tensor, iterations: int) -> Solution:
+    def differentiate(
+        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint
+    ) -> Solution:
         with torch.no_grad():
             found = find(function, initial, iterations=iterations - 1)
         y = found.value.detach().requires_grad_()
@@ -82,7 +94,9 @@ class Implicit(GradientRule):
             def step(g: Tensor) -> Tensor:
                 return grad + torch.autograd.grad(f_y, y, g, retain_graph=True)[0]
 
-            return solve(step, grad, Picard(), stopping, self.iterations).value
+            solution = solve(step, grad, Picard(), stopping, self.iterations)
+            on_adjoint(solution)
+            return solution.value
 
         return replace(found, value=_WithAdjoint.apply(f_y, adjoint), steps=found.steps + 1)
 

@@ -12,12 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fprnn_lightning.solvers.base import Solver
+from fprnn_lightning.solvers.base import Solver, over_items
+from fprnn_lightning.solvers.items import Items
 
 
 class _Memory(NamedTuple):
-    """Per item: step length delta, smallest residual so far, iterations since it was set."""
+    """Iterations so far; per item: step length delta, smallest residual so far, iterations since it was set."""
 
+    iterations: int
     delta: Tensor
     smallest: Tensor
     stalled: Tensor
@@ -46,12 +48,14 @@ class Picard(Solver):
         if self.patience < 1:
             raise ValueError(f"Picard: patience is {self.patience}, must be at least 1")
 
-    def start(self, residual: Tensor) -> _Memory:
-        return _Memory(torch.full_like(residual, self.damping), residual, torch.zeros_like(residual))
+    def start(self, residual: Tensor, items: Items) -> _Memory:
+        return _Memory(0, torch.full_like(residual, self.damping), residual, torch.zeros_like(residual))
 
     def propose(self, y: Tensor, f_y: Tensor, residual: Tensor, memory: _Memory) -> tuple[Tensor, _Memory]:
         stalled = torch.where(residual < memory.smallest, 0, memory.stalled + 1)
         impatient = stalled >= self.patience
         delta = torch.where(impatient, memory.delta * self.factor, memory.delta)
-        memory = _Memory(delta, torch.minimum(memory.smallest, residual), torch.where(impatient, 0, stalled))
-        return torch.lerp(y, f_y, delta.reshape(delta.shape + (1,) * (y.dim() - delta.dim()))), memory
+        smallest, stalled = torch.minimum(memory.smallest, residual), torch.where(impatient, 0, stalled)
+        undamped = self.damping == 1 and memory.iterations < self.patience  # nobody can have lost patience yet
+        memory = _Memory(memory.iterations + 1, delta, smallest, stalled)
+        return f_y if undamped else torch.lerp(y, f_y, over_items(delta, y)), memory

@@ -4,8 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fprnn_lightning.solvers import Stopping, solve
+from fprnn_lightning.solvers import Stopping, base, solve
+from fprnn_lightning.solvers.anderson import Anderson
+from fprnn_lightning.solvers.items import SEQUENCES, Items
 from fprnn_lightning.solvers.picard import Picard
 
 
@@ -76,14 +79,20 @@ def test_an_item_that_has_converged_stays_and_is_what_it_says():
     def chain(y):
         return torch.stack([0.9 * y[:, 0] + 1, 0.1 * y[:, 1] + y[:, 0]], 1)
 
-    def by_prefix(change, value):
-        return (change.abs() / value.abs()).cummax(1).values
+    def by_prefix(y, f_y):
+        return ((f_y - y).abs() / f_y.abs()).cummax(1).values
 
     solution = solve(
-        chain, torch.zeros(1, 2).double(), Picard(), Stopping(1e-3), 200, independent=True, measure=by_prefix
+        chain,
+        torch.zeros(1, 2).double(),
+        Picard(),
+        Stopping(1e-3),
+        200,
+        independent=True,
+        items=Items(2, by_prefix, SEQUENCES.product),
     )
     assert solution.converged.all() and solution.steps.max() < 200
-    assert (by_prefix(chain(solution.value) - solution.value, chain(solution.value)) < 1e-3).all()
+    assert (by_prefix(solution.value, chain(solution.value)) < 1e-3).all()
 
 
 def test_a_joint_iteration_stops_at_the_share():
@@ -109,10 +118,107 @@ def test_damping_rescues_an_oscillation():
     torch.testing.assert_close(damped.value, torch.full((1, 1), 1 / 2.2).double(), rtol=1e-5, atol=0)
 
 
+def test_damping_follows_the_published_rule():
+    """Of an expansive map, iterate by iterate: delta times 0.5 whenever two residuals in a row are no new minimum."""
+
+    def function(y):
+        seen.append(y.item())
+        return 1 - 3 * y
+
+    seen, y, delta, smallest, stalled = [], 0.0, 1.0, float("inf"), 0
+    solve(function, torch.zeros(1, 1).double(), Picard(factor=0.5, patience=2), Stopping(0.0), 12)
+    for found in seen:
+        assert found == pytest.approx(y)
+        f_y = 1 - 3 * y
+        residual = abs(f_y - y) / abs(f_y)
+        stalled = 0 if residual < smallest else stalled + 1
+        smallest = min(smallest, residual)
+        if stalled == 2:
+            delta, stalled = 0.5 * delta, 0
+        y += delta * (f_y - y)
+    assert delta < 1
+
+
+def _watched(values, stopping, **options):
+    """The y that f was given, the f(y) that it returned, and the pairs that were measured."""
+
+    def function(y):
+        given.append(y)
+        returned.append(next(values))
+        return returned[-1]
+
+    def measure(y, f_y):
+        measured.append((y, f_y))
+        return SEQUENCES.change(y, f_y)
+
+    given, returned, measured = [], [], []
+    solution = solve(function, torch.zeros(2, 3), Picard(**options), stopping, 20, measure=measure)
+    return solution, given, returned, measured
+
+
+def test_undamped_what_f_returned_is_passed_on_itself():
+    solution, given, returned, measured = _watched(
+        (torch.full((2, 3), 1 - 0.1**n) for n in range(1, 20)), Stopping(1e-4)
+    )
+    assert len(given) > 4 and solution.value is returned[-1]
+    assert all(y is f_y for y, f_y in zip(given[1:], returned, strict=False))
+    assert all(y is g and f_y is r for (y, f_y), g, r in zip(measured, given, returned, strict=True))
+
+
+@pytest.mark.parametrize("solver", [Picard(), Picard(0.7, 0.8, 2), Anderson(3, 0.9)], ids=str)
+@pytest.mark.parametrize("independent", [True, False])
+@pytest.mark.parametrize("iterations", [3, 17, 200])
+def test_how_often_the_host_looks_changes_no_number(solver, independent, iterations, monkeypatch):
+    torch.manual_seed(0)
+    matrix, b = _linear_maps(1.0)
+    matrix *= torch.linspace(0.1, 0.9, 6, dtype=torch.double)[:, None, None]
+    b.requires_grad_()
+
+    def run(look_every):
+        stopping = Stopping(1e-4, 0.5, look_every)
+        found = solve(
+            lambda y: _apply(matrix, y) + b, torch.zeros_like(b), solver, stopping, iterations, independent=independent
+        )
+        return found, torch.autograd.grad(found.value.sin().sum(), b)[0]
+
+    plain, gradient = run(1)
+    monkeypatch.setattr(base, "_looking_is_free", lambda y: False)
+    for look_every in (1, 2, 3, 7, 1000):
+        found, its_gradient = run(look_every)
+        for name in ("value", "steps", "residual", "converged"):
+            assert torch.equal(getattr(found, name), getattr(plain, name)), (look_every, name)
+        torch.testing.assert_close(its_gradient, gradient, rtol=1e-12, atol=1e-12)
+
+
+class _HostReads(TorchDispatchMode):
+    """Counts how often the host waits for a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("solver", [Picard(), Anderson(3, 0.9)], ids=str)
+@pytest.mark.parametrize("independent", [True, False])
+def test_the_host_waits_every_few_iterations_only(solver, independent, monkeypatch):
+    monkeypatch.setattr(base, "_looking_is_free", lambda y: False)
+    with _HostReads() as reads:
+        matrix, b = _linear_maps(0.9)
+        solve(
+            lambda y: _apply(matrix, y) + b,
+            torch.zeros_like(b), solver, Stopping(0.0, look_every=5), 18, independent=independent,
+        )  # fmt: skip
+    assert reads.count == 3
+
+
 def test_settings_out_of_range_are_refused():
     for make in (
         lambda: Picard(damping=0.0), lambda: Picard(factor=1.5), lambda: Picard(patience=0),
-        lambda: Stopping(tolerance=-1.0), lambda: Stopping(share=0.0),
+        lambda: Stopping(tolerance=-1.0), lambda: Stopping(share=0.0), lambda: Stopping(look_every=0),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="must"):
             make()
