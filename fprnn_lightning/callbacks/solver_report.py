@@ -1,5 +1,6 @@
 """What the solvers of the fixed-point layers did, per layer: in the last training forward, where it is logged, and over
-a whole validation or test set. A solve that did not converge is reported and warned about, not an error.
+a whole validation or test set. A solve that did not converge is reported and warned about, not an error. That of a
+gradient is known after backward, and reported beside that of the states, its names beginning with adjoint_.
 """
 
 from collections import defaultdict
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from fprnn_lightning.mixers.base import SequenceMixer
 
-Report = dict[str, Tensor]  # iterations, residual, converged, each (B,)
+Report = dict[str, Tensor]  # iterations, residual, converged, and adjoint_iterations and so on, each (B,)
 
 
 def solver_diagnostics(model: nn.Module) -> dict[int, Report]:
@@ -24,22 +25,22 @@ def solver_diagnostics(model: nn.Module) -> dict[int, Report]:
 def summary(report: Report, prefix: str) -> dict[str, Tensor]:
     """The report of a batch or a set as scalars, named as logged."""
     return {
-        f"{prefix}/iterations": report["iterations"].float().mean(),
-        f"{prefix}/residual": report["residual"].max(),
-        f"{prefix}/converged": report["converged"].float().mean(),
+        f"{prefix}/{name}": part.max() if name.endswith("residual") else part.float().mean()
+        for name, part in report.items()
     }
 
 
 class SolverReport(Callback):
     """Logs `iterations` (mean over the sequences), `residual` (the largest) and `converged` (share of the sequences).
 
-    In training as `solver/layer_<i>/...`, every `log_every_n_steps` steps; of a whole validation or test set as
-    `validation/solver/layer_<i>/...` or `test/solver/layer_<i>/...`, and outside a fit with a warning if some have not
-    converged.
+    In training as `solver/layer_<i>/...`, every `log_every_n_steps` steps, with a warning the first time that a
+    gradient has not converged; of a whole validation or test set as `validation/solver/layer_<i>/...` or
+    `test/solver/layer_<i>/...`, and outside a fit with a warning if some have not converged.
     """
 
     def __init__(self) -> None:
         self.reports: dict[int, list[Report]] = defaultdict(list)
+        self.has_warned_of_gradient = False
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -47,6 +48,8 @@ class SolverReport(Callback):
         if trainer._logger_connector.should_update_logs:
             for layer, report in solver_diagnostics(pl_module).items():
                 pl_module.log_dict(summary(report, f"solver/layer_{layer}"))
+                if not self.has_warned_of_gradient and "adjoint_converged" in report:
+                    self._warn_of_gradient(layer, report, trainer.global_step)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._collect(pl_module)
@@ -59,6 +62,17 @@ class SolverReport(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._conclude(trainer, pl_module, "test")
+
+    def _warn_of_gradient(self, layer: int, report: Report, step: int) -> None:
+        converged = report["adjoint_converged"]
+        if not converged.all():
+            self.has_warned_of_gradient = True
+            rank_zero_warn(
+                f"layer {layer}: the gradients of {(~converged).sum().item()} of {len(converged)} sequences have not "
+                f"converged after {report['adjoint_iterations'].max().item()} iterations in step {step}, the largest "
+                f"relative change is {report['adjoint_residual'].max().item():.2g}; this is said once, "
+                f"solver/layer_{layer}/adjoint_converged tells of every logged step"
+            )
 
     def _collect(self, pl_module: LightningModule) -> None:
         for layer, report in solver_diagnostics(pl_module).items():
