@@ -101,3 +101,19 @@ def test_any_split_into_whole_and_single_tokens_gives_the_same(kind, core, chann
             outputs.append(y_t[:, None])
         tolerance = 1e-9 if dtype == torch.double else 1e-4
         torch.testing.assert_close(torch.cat(outputs, 1), mixer(x), rtol=tolerance, atol=tolerance)
+
+
+@every_core
+@every_channel_mixer
+def test_the_error_falls_at_least_by_the_bound(core, channel_mixer):
+    """With a decay that is constant in time a pass makes nothing larger than what drives it, and mixing by the bound."""
+    mixer = _mixer(FixedPointMixer, core=core, channel_mixer=channel_mixer, dependence=INPUT_ONLY)
+    inner = torch.randn(3, TIME, mixer.core.channels, dtype=torch.double)
+    with torch.no_grad():
+        mixer.terms.from_input.weight[: mixer.core.decay_channels] = 0
+        raw = mixer.terms.from_input(inner)
+        bound = mixer.channel_mixer.residual_bound(mixer.channel_mixer.coefficients(mixer.terms(raw, None)[1])).max()
+        exact, errors = mixer.states(inner, raw), []
+        for mixer.train_iterations in (2, 3, 4):
+            errors.append((mixer.states(inner, raw) - exact).norm())
+    assert errors[1] <= bound * errors[0] and errors[2] <= bound * errors[1]
