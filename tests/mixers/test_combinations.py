@@ -106,7 +106,7 @@ def test_any_split_into_whole_and_single_tokens_gives_the_same(kind, core, chann
 @every_core
 @every_channel_mixer
 def test_the_error_falls_at_least_by_the_bound(core, channel_mixer):
-    """With a decay that is constant in time a pass makes nothing larger than what drives it, and mixing by the bound."""
+    """With a decay constant in time a pass makes nothing larger than what drives it, and mixing does by the bound."""
     mixer = _mixer(FixedPointMixer, core=core, channel_mixer=channel_mixer, dependence=INPUT_ONLY)
     inner = torch.randn(3, TIME, mixer.core.channels, dtype=torch.double)
     with torch.no_grad():
