@@ -3,7 +3,7 @@
 An eigenvalue s >= 0 of S makes an eigenvalue s / (1 + s) of Q, so 0 <= Q < I and ||I - Q|| <= 1 by construction, less
 than 1 unless L is singular; no norm has to be computed. Every symmetric matrix with eigenvalues in [0, 1) is such a Q.
 
-L = I + raw / sqrt(D): with raw terms of 0 training starts at Q = I / 2.
+L = I + raw / sqrt(D): Q = I / 2 where raw terms are 0. Training starts with some of 0.3, and with ||I - Q|| = 0.7.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), the selective dense mixer of its code; the parametrisation is ours.
 """

@@ -3,9 +3,10 @@
 On the d1 x d2 grid V of the channels Q V = K_1 V K_2^T. The eigenvalues of Q are the products of theirs, so in [0, 1],
 and ||I - Q|| <= 1 always, less than 1 unless a K_i is singular.
 
-P_i = L_i L_i^T / ||L_i L_i^T|| with L_i = I + raw / sqrt(d_i), divided by the true spectral norm, not by a bound on it,
-and D_i = sigmoid(raw + SHIFT): with raw terms of 0 training starts at Q = I / 2, as far from the identity as
-Householder's; with random ones, eigenvalues below spread down to 0.
+P_i = L_i L_i^T / ||L_i L_i^T|| with L_i = I + raw / d_i, divided by the true spectral norm, not by a bound on it, and
+D_i = sigmoid(raw + SHIFT): Q = I / 2 where raw terms are 0. Training starts with raw terms of 0.3 (0.65 where they read
+the state), eigenvalues between 0 and 1/2, for D = 256 0.34 (0.23) on average, and ||I - Q|| = 0.80 (0.93). With
+raw / sqrt(d_i) instead they are 0.15 (0.08) and 0.98 (1.00), and A5 was learnt more slowly (D = 64, one run each).
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), section 3.3.
 """
@@ -73,7 +74,7 @@ def _factor(raw: Tensor, size: int) -> Tensor:
     """K = D^1/2 P D^1/2 from [L d d | D d]."""
     root, diagonal = raw.split((size * size, size), -1)
     identity = torch.eye(size, dtype=raw.dtype, device=raw.device)
-    root = identity + root.unflatten(-1, (size, size)) / size**0.5
+    root = identity + root.unflatten(-1, (size, size)) / size
     square = root @ root.mT
     norm = largest_eigenvalue(square).clamp_min(SHORTEST**2)
     scale = (functional.logsigmoid(diagonal + SHIFT) / 2).exp()  # the root of the sigmoid, smooth at 0 too

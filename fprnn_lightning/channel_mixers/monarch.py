@@ -12,7 +12,7 @@ both are projections; these fall apart into pairs in planes, of which the worst 
 is thus certain where alpha + beta < 1, or the gain is below sqrt(3) / 2. I - Q has rank d1 + d2: Woodbury's identity
 solves for the weights in (I - Q) h = sum_i (beta_i r_i^T h) r_i + sum_j (alpha_j l_j^T R h) l_j.
 
-With raw terms of 0 on average, training starts at alpha = beta = 1/2.
+Training starts near alpha = beta = 1/2, with ||I - Q|| = 0.7.
 
 Source: Monarch (arXiv 2204.00595) for the structure; the blocks and their bound are ours.
 """

@@ -1,10 +1,11 @@
 """Eigenvalues of many small matrices at once, by matrix products alone: nothing waits for a GPU, nothing raises.
 
-For P with eigenvalues 0 <= lambda_i, repeated squaring gives S = P^m / tr P^m, m = 2^k, which tends to the projection
+For P with eigenvalues lambda_i >= 0, repeated squaring gives S = P^m / tr P^m, m = 2^k, which tends to the projection
 onto the eigenspace of the largest, over its dimension. Then lambda_max ~ tr(P S) = sum_i lambda_i^(m+1) / sum_i
-lambda_i^m, at most a share (d - 1) / (e m) too small whatever the gaps between eigenvalues, so that a fixed k reaches
-machine precision. Its gradient with S held fixed is S: that of lambda_max where it is simple, and where it is repeated
-the mean over the eigenspace, a subgradient. It is always finite, as no difference of eigenvalues is divided by.
+lambda_i^m, too small by at most a share (d - 1) / (e m) whatever the gaps between eigenvalues: for m = 1 / (e eps)
+this is d eps, like the rounding of a product of d x d matrices. Its gradient with S held fixed is S: that of
+lambda_max where it is simple, and where it is repeated the mean over the eigenspace, a subgradient. It is always
+finite, as no difference of eigenvalues is divided by.
 """
 
 import math
@@ -17,7 +18,7 @@ SQUARINGS_PER_SCALING = 3  # from trace 1 no trace falls below d^-7, far from un
 
 def largest_eigenvalue(matrix: Tensor) -> Tensor:
     """lambda_max of matrices (..., d, d) whose eigenvalues are real and not negative: (...,)."""
-    squarings = math.ceil(math.log2(matrix.shape[-1] / (math.e * torch.finfo(matrix.dtype).eps)))
+    squarings = math.ceil(-math.log2(math.e * torch.finfo(matrix.dtype).eps))
     with torch.no_grad():
         power, square = matrix.clone(), torch.empty_like(matrix)
         for step in range(squarings):

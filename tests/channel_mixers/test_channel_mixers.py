@@ -208,7 +208,7 @@ def test_kronecker_is_the_product_of_its_factors(channels, rows, sides):
     raw = _raw(mixer)
     factors = []
     for part, d in zip(raw.split([d * d + d for d in sides]), sides, strict=True):
-        root = torch.eye(d, dtype=torch.double) + part[:-d].reshape(d, d) / math.sqrt(d)
+        root = torch.eye(d, dtype=torch.double) + part[:-d].reshape(d, d) / d
         scale = torch.diag((part[-d:] - math.log(math.sqrt(2) - 1)).sigmoid().sqrt())
         factors.append(scale @ root @ root.T @ scale / _norm(root @ root.T))
     torch.testing.assert_close(mixer.dense_matrix(raw), 2 * torch.kron(*factors))
