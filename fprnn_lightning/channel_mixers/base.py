@@ -82,7 +82,7 @@ class ChannelMixer(nn.Module, ABC, Generic[Coefficients]):
         return (self._factorise if self.channels <= LARGEST_FACTORISED else self._iterate)(q, gain, v)
 
     def _factorise(self, q: Coefficients, gain: Tensor, v: Tensor) -> Tensor:
-        """M^-1 v by M = LU. The gradient is that of one Newton step at the solution, dh = M^-1 (dv + d(I - M) h)."""
+        """M^-1 v by M = LU. The gradient is that of one Newton step at the solution, dh = M^-1 (dv - dM h)."""
         with torch.no_grad():
             identity = torch.eye(self.channels, dtype=v.dtype, device=v.device)
             columns = identity.reshape(self.channels, *(1,) * (v.dim() - 1), self.channels)
@@ -94,13 +94,13 @@ class ChannelMixer(nn.Module, ABC, Generic[Coefficients]):
 
     def _iterate(self, q: Coefficients, gain: Tensor, v: Tensor) -> Tensor:
         def step(h: Tensor) -> Tensor:  # tokens D
-            return (v + gain * self.residual_apply(q, h.view_as(v))).reshape_as(h)
+            return (v + gain * self.residual_apply(q, h.reshape(v.shape))).reshape(h.shape)
 
         tolerance = REST * torch.finfo(v.dtype).eps
         find = partial(solve, solver=Picard(), stopping=Stopping(tolerance, share=1.0))
         start = v.reshape(-1, self.channels)
         found = Implicit(ITERATIONS, tolerance).differentiate(find, step, start, ITERATIONS)
-        return torch.where(found.converged[:, None], found.value, torch.nan).view_as(v)
+        return torch.where(found.converged[:, None], found.value, torch.nan).reshape(v.shape)
 
     def apply(self, q: Coefficients, v: Tensor) -> Tensor:
         """Q v: (..., D) -> (..., D)."""

@@ -48,10 +48,11 @@ class Kronecker(ChannelMixer[Factors]):
     """
 
     def __init__(self, channels: int, rows: int | None = None, largest: float = 1.0) -> None:
-        d1, d2 = self.sides = rows_and_columns("Kronecker", channels, rows)
+        d1, d2 = rows_and_columns("Kronecker", channels, rows)
         if max(d1, d2) > LONGEST_SIDE:
             raise ValueError(f"Kronecker: {channels} channels as {d1} x {d2}, no side must be over {LONGEST_SIDE}")
         super().__init__(channels, d1 * d1 + d1 + d2 * d2 + d2, largest)
+        self.sides = d1, d2
 
     @in_full_precision
     def coefficients(self, raw: Tensor) -> Factors:

@@ -52,8 +52,9 @@ class Monarch(ChannelMixer[GridReflections]):
     """
 
     def __init__(self, channels: int, rows: int | None = None, largest: float = 1.0) -> None:
-        d1, d2 = self.sides = rows_and_columns("Monarch", channels, rows)
+        d1, d2 = rows_and_columns("Monarch", channels, rows)
         super().__init__(channels, 2 * channels + d1 + d2, largest)
+        self.sides = d1, d2
 
     def coefficients(self, raw: Tensor) -> GridReflections:
         d1, d2 = self.sides

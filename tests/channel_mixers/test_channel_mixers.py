@@ -154,6 +154,15 @@ def test_rounded_inputs_give_finite_values_and_gradients(factory, channels, scal
         assert tensor.grad.isfinite().all()
 
 
+def test_a_noncontiguous_tensor_is_solved_for(monkeypatch):
+    torch.manual_seed(0)
+    mixer = Kronecker(6).double()
+    raw, gain, v = _raw(mixer, 3, 5), 0.5 * torch.rand(3, 5, 6).double(), _random(6, 5, 3).permute(2, 1, 0)
+    expected = mixer.solve(mixer.coefficients(raw), gain, v)
+    monkeypatch.setattr(base, "LARGEST_FACTORISED", 5)
+    torch.testing.assert_close(mixer.solve(mixer.coefficients(raw), gain, v), expected)
+
+
 @every_mixer
 def test_autocast_rounds_nothing(factory):
     torch.manual_seed(0)
