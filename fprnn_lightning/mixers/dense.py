@@ -56,9 +56,10 @@ class DenseMixer(RecurrentMixer):
             weight = self.terms.feedback_weight()
             weight = None if weight is None else weight.to(x.dtype)
             return DenseRecurrence.apply(raw, x, weight, self.channel_mixer.rank, self.dependence.normalise)
+        q = None if self.channel_mixer.raw_channels else self.channel_mixer.coefficients(raw[..., :0])
         state, states = self.initial_state(len(x)), []
         for x_t, raw_t in zip(x.unbind(1), raw.unbind(1), strict=True):
-            state = self.advance(x_t, raw_t, state)
+            state = self.advance(x_t, raw_t, state, q)
             states.append(state.y)
         return torch.stack(states, 1)
 

@@ -88,8 +88,8 @@ class FixedPointMixer(RecurrentMixer):
         self._report: Report = {}
 
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
-        known_q = known = None  # what reads x alone
-        if not self.dependence.channel_mixer:
+        known_q = known = None  # what reads x alone, or nothing
+        if not (self.dependence.channel_mixer and self.channel_mixer.raw_channels):
             known_q = self.channel_mixer.coefficients(self.terms(raw, None)[1])
         if not self.terms.reads_feedback:
             known = self.gates_and_mixing(x, raw, None, known_q)

@@ -229,9 +229,12 @@ class RecurrentMixer(SequenceMixer):
         new = self.advance(_precise(x), _precise(self.terms.from_input(x)), state)
         return self._project_out(x, gate, new.seen, state.seen), new._replace(window=window)
 
-    def advance(self, x: Tensor, raw: Tensor, state: State) -> State:
-        """The state after one more token: its input (B, D), its raw terms (B, K), and the state before."""
-        gates, q = self.gates_and_mixing(x, raw, state.seen)
+    def advance(self, x: Tensor, raw: Tensor, state: State, q: Any = None) -> State:
+        """The state after one more token: its input (B, D), its raw terms (B, K), and the state before.
+
+        Coefficients of Q that are known already are given as q.
+        """
+        gates, q = self.gates_and_mixing(x, raw, state.seen, q)
         y = self.next_y(gates, q, state)
         carry = y
         if not self.core.carries_output:

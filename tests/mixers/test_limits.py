@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fprnn_lightning.channel_mixers.householder import Householder
+from fprnn_lightning.channel_mixers.orthogonal import Orthogonal
 from fprnn_lightning.mixers.dense import DenseMixer
 from fprnn_lightning.mixers.diagonal import DiagonalMixer
 from fprnn_lightning.mixers.fixed_point import FixedPointMixer
@@ -110,6 +111,20 @@ def test_what_reads_the_input_alone_is_computed_once(x, monkeypatch):
     for dependence in (INPUT_ONLY, StateDependence(True, False, True, True)):
         _fixed_point(dependence=dependence)(x)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("kind", [DenseMixer, FixedPointMixer])
+def test_a_channel_mixer_that_reads_nothing_is_made_once(kind, x, monkeypatch):
+    calls = []
+
+    def coefficients(self, raw):
+        calls.append(raw)
+        return original(self, raw)
+
+    original = Orthogonal.coefficients
+    monkeypatch.setattr(Orthogonal, "coefficients", coefficients)
+    kind(WIDTH, channel_mixer=Orthogonal).double()(x)
+    assert len(calls) == 1
 
 
 def test_more_iterations_come_closer_to_the_dense_mixer(x):
