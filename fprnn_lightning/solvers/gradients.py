@@ -23,6 +23,10 @@ Find = Callable[..., Solution]
 OnAdjoint = Callable[[Solution], None]
 
 
+def _not_told(adjoint: Solution) -> None:
+    """Takes no note of it."""
+
+
 class GradientRule(ABC):
     """How a solve is recorded for backpropagation; subclasses are frozen dataclasses without weights.
 
@@ -32,7 +36,7 @@ class GradientRule(ABC):
 
     @abstractmethod
     def differentiate(
-        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint
+        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint = _not_told
     ) -> Solution:
         """What `find(function, initial, iterations=...)` finds within so many steps, with this rule's gradient.
 
@@ -45,7 +49,7 @@ class Unrolled(GradientRule):
     """The gradient of the iteration itself; its memory grows with the iterations."""
 
     def differentiate(
-        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint
+        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint = _not_told
     ) -> Solution:
         return find(function, initial, iterations=iterations)
 
@@ -55,7 +59,7 @@ class OneStep(GradientRule):
     """The gradient of the last step alone, the paper's: cheap, and not the true gradient."""
 
     def differentiate(
-        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint
+        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint = _not_told
     ) -> Solution:
         with torch.no_grad():
             found = find(function, initial, iterations=iterations - 1)
@@ -82,7 +86,7 @@ class Implicit(GradientRule):
             raise ValueError(f"Implicit: iterations is {self.iterations}, must be at least 1")
 
     def differentiate(
-        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint
+        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint = _not_told
     ) -> Solution:
         with torch.no_grad():
             found = find(function, initial, iterations=iterations - 1)
