@@ -20,6 +20,7 @@ from fprnn_lightning.channel_mixers import ChannelMixer
 from fprnn_lightning.channel_mixers.householder import Householder
 from fprnn_lightning.cores import Core
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
+from fprnn_lightning.mixers.fused_step import FusedStep, fused_step
 from fprnn_lightning.mixers.recurrent import RecurrentMixer, State, StateDependence, shift
 from fprnn_lightning.solvers import GradientRule, Solution, Solver, Stopping, solve
 from fprnn_lightning.solvers.base import Function
@@ -98,7 +99,10 @@ class FixedPointMixer(RecurrentMixer):
             gates, q = known or self.gates_and_mixing(x, raw, shift(self.seen(y, x)), known_q)
             return self.core.sequence_pass(gates, self.residual(gates, q, y))[0]
 
-        return self._solve_sequences(iterate, x)
+        zeros = torch.zeros_like(x)
+        items = SEQUENCES if self.training else PREFIXES
+        fused = fused_step(self, self.solver, x, raw, zeros, items)
+        return self._solve_sequences(iterate, fused, zeros, items)
 
     def next_y(self, gates: Any, q: Any, state: State) -> Tensor:
         offset, gain = self.core.token_pass(gates, state.carry)
@@ -111,22 +115,37 @@ class FixedPointMixer(RecurrentMixer):
     def diagnostics(self) -> dict[str, Tensor]:
         return self._report
 
-    def _solve_sequences(self, iterate: Function, x: Tensor) -> Tensor:
-        """The y = iterate(y) of whole sequences, shaped like x (B, T, D)."""
-        self._report = {}
-        zeros, time = torch.zeros_like(x), x.shape[1]
+    def _solve_sequences(self, iterate: Function, fused: FusedStep | None, zeros: Tensor, items: Items) -> Tensor:
+        """The y = iterate(y) of whole sequences, shaped like the zeros (B, T, D)."""
+        self._report, time = {}, zeros.shape[1]
         if not self.training:
-            return self._solve(iterate, zeros, PREFIXES, _iterations(self.evaluation_iterations, time), self._report)
+            iterations = _iterations(self.evaluation_iterations, time)
+            return self._solve(iterate, zeros, items, iterations, self._report, fused)
         iterations = _iterations(self.train_iterations, time, self.draws.next() if self.draws else 0)
-        initial = self._previous.to(x) if self._previous.shape == x.shape else zeros
-        y = self._solve(iterate, initial, SEQUENCES, iterations, self._report)
+        initial = self._previous.to(zeros) if self._previous.shape == zeros.shape else zeros
+        y = self._solve(iterate, initial, items, iterations, self._report, fused)
         if self.warm_start:
             self._previous = y.detach()
         return y
 
-    def _solve(self, iterate: Function, initial: Tensor, items: Items, iterations: int, report: Report) -> Tensor:
+    def _solve(
+        self,
+        iterate: Function,
+        initial: Tensor,
+        items: Items,
+        iterations: int,
+        report: Report,
+        fused: FusedStep | None = None,
+    ) -> Tensor:
         """The states, with their gradient; `report` is told of this solve and later of that of the gradient."""
-        find = partial(solve, solver=self.solver, stopping=self.stopping, independent=not self.training, items=items)
+
+        def find(function: Function, initial: Tensor, iterations: int) -> Solution:
+            independent, measure = not self.training, None
+            if fused is not None and not torch.is_grad_enabled():
+                function, measure = fused, fused.measure
+            options = {"independent": independent, "items": items, "measure": measure}
+            return solve(function, initial, self.solver, self.stopping, iterations, **options)
+
         if torch.is_grad_enabled():
             on_adjoint = partial(_add_to, report, "adjoint_")
             solution = self.gradient.differentiate(find, iterate, initial, iterations, on_adjoint)

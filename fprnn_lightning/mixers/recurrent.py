@@ -90,7 +90,7 @@ class TermProjection(nn.Module):
         terms = list(raw.split(self.sizes, -1))
         if feedback is None or not self.reads_feedback:
             return terms
-        weight = self._read_weight()
+        weight = self.read_weight()
         read = functional.linear(feedback.to(weight.dtype), weight)
         parts = iter(read.split(self._select(self.sizes, self.dependent), -1))
         return [term + next(parts) if reads else term for term, reads in zip(terms, self.dependent, strict=True)]
@@ -99,7 +99,7 @@ class TermProjection(nn.Module):
         """V for all terms (sum of sizes, D), 0 where a term reads x alone; None if no term reads the feedback."""
         if not self.reads_feedback:
             return None
-        weight = self._read_weight()
+        weight = self.read_weight()
         if all(self.dependent):
             return weight
         blocks = iter(weight.split(self._select(self.sizes, self.dependent)))
@@ -110,8 +110,8 @@ class TermProjection(nn.Module):
             ]
         )
 
-    def _read_weight(self) -> Tensor:
-        """The rows of V of the terms that read the feedback."""
+    def read_weight(self) -> Tensor:
+        """The rows of V of the terms that read the feedback, one term after another."""
         if not any(self.symmetric):
             return self.from_feedback.weight
         rows = self.from_input.weight.split(self.sizes)

@@ -23,11 +23,13 @@ class Items(NamedTuple):
         axes: leading axes of y that index the items.
         change: the largest |f(y) - y| of each item relative to its |f(y)|, from y and f(y).
         product: inner product of each item, from two tensors shaped like y.
+        change_of_tokens: the change again, from the largest |f(y) - y| and |f(y)| of each token, both (B, T).
     """
 
     axes: int
     change: Measure
     product: Measure
+    change_of_tokens: Measure
 
 
 def _change_of_sequences(y: Tensor, f_y: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ def _product_of_sequences(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _change_of_prefixes(y: Tensor, f_y: Tensor) -> Tensor:
-    return _relative((f_y - y).abs_().amax(-1), f_y.abs().amax(-1)).cummax(1).values
+    return _tokens_of_prefixes((f_y - y).abs_().amax(-1), f_y.abs().amax(-1))
 
 
 def _product_of_prefixes(a: Tensor, b: Tensor) -> Tensor:
@@ -51,8 +53,16 @@ def _relative(change: Tensor, size: Tensor) -> Tensor:
     return change / size.clamp_min(torch.finfo(size.dtype).tiny)
 
 
-SEQUENCES = Items(1, _change_of_sequences, _product_of_sequences)
+def _tokens_of_sequences(change: Tensor, size: Tensor) -> Tensor:
+    return _relative(change.amax(1), size.amax(1))
+
+
+def _tokens_of_prefixes(change: Tensor, size: Tensor) -> Tensor:
+    return _relative(change, size).cummax(1).values
+
+
+SEQUENCES = Items(1, _change_of_sequences, _product_of_sequences, _tokens_of_sequences)
 """One item for each index of the first axis: y (B, ...) -> (B,)."""
 
-PREFIXES = Items(2, _change_of_prefixes, _product_of_prefixes)
+PREFIXES = Items(2, _change_of_prefixes, _product_of_prefixes, _tokens_of_prefixes)
 """One item for each token and all before it, each token's change relative to its own size: y (B, T, D) -> (B, T)."""

@@ -1,0 +1,112 @@
+"""One iteration of the fixed-point mixer as one matrix product and one kernel, for FP-RNN's core with reflections.
+
+    f(y) = core( w + (I - Q)(y - w) ),    terms = raw + (V y_{t-1}) / rms(y_{t-1})
+
+The product V y has no normalised state to wait for, as the kernel divides by the rms, which it takes of y as it reads
+it. Both share a few buffers over a solve: f(y) is written over the iterate before y. No gradient goes through this.
+"""
+
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from fprnn_lightning.channel_mixers.householder import Householder
+from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
+from fprnn_lightning.mixers.recurrent import RecurrentMixer, TermProjection
+from fprnn_lightning.scan import resolve_backend
+from fprnn_lightning.scan.backends import is_traced
+from fprnn_lightning.scan.rows import rows
+from fprnn_lightning.solvers import Solver
+from fprnn_lightning.solvers.picard import Picard
+from fprnn_lightning.solvers.stopping import relative
+
+IS_PRODUCT = {Householder: True}  # or a sum of the reflections; other channel mixers have no kernel
+MOST_CHANNELS = {"cpu": 2**31, "triton": 1024}  # a token of the Triton kernel is one block
+LINE = 64  # bytes; a product whose rows begin within lines takes up to a third longer
+
+
+class FusedStep:
+    """The function f of one solve, and how far its last value is from what it was a function of.
+
+    Args:
+        backend: "cpu" or "triton".
+        terms: what reads the iterate.
+        rank: directions R.
+        product: whether Q is the product of the reflections, or the identity less their sum.
+        normalise: whether terms read y brought to unit root mean square, or y itself.
+        x: input of the core (B, T, D).
+        raw: terms of the input (B, T, K), as [decay D | directions R D | strengths R | input D].
+        initial: the iterate that is 0 and needs no product, (B, T, D).
+        prefixes: whether the change is that of every prefix (B, T), or of whole sequences (B,).
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        terms: TermProjection,
+        rank: int,
+        product: bool,
+        normalise: bool,
+        x: Tensor,
+        raw: Tensor,
+        initial: Tensor,
+        prefixes: bool,
+    ) -> None:
+        self._iterate = import_module(f"{__package__}.fused_step_{backend}_kernels").iterate
+        self._options = rank, product, normalise
+        self._x, self._raw, self._initial, self._prefixes = rows(x), rows(raw), initial, prefixes
+        self._iterates = x.new_empty(x.shape), x.new_empty(x.shape)
+        self._change, self._size = x.new_zeros(x.shape[:2]), x.new_zeros(x.shape[:2])
+        self._weight = None
+        self._parts: list[Tensor | None] = [None] * len(terms.sizes)
+        if terms.from_feedback is not None:
+            weight = terms.from_feedback.weight.detach()
+            self._weight = weight.to(_product_dtype(weight))
+            channels, line = len(weight), LINE // self._weight.element_size()
+            self._read = self._weight.new_empty(*x.shape[:2], -(-channels // line) * line)[..., :channels]
+            sizes = zip(terms.sizes, terms.dependent, strict=True)
+            parts = iter(self._read.split([size for size, reads in sizes if reads], -1))
+            self._parts = [next(parts) if reads else None for reads in terms.dependent]
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """f(y), which stays what it is until the call after the next."""
+        y, is_initial = y.contiguous(), y is self._initial
+        parts: list[Tensor | None] = [None] * len(self._parts)
+        if self._weight is not None and not is_initial:
+            parts = self._parts
+            torch.mm(y.flatten(0, 1).to(self._weight.dtype), self._weight.T, out=self._read.flatten(0, 1))
+        out = self._iterates[y.data_ptr() == self._iterates[0].data_ptr()]
+        self._iterate(*self._options, self._raw, *parts, self._x, y, out, self._change, self._size)
+        return out
+
+    def measure(self, y: Tensor, f_y: Tensor) -> Tensor:
+        """The relative change of each item in the last call, from y to f(y); 0 before the first."""
+        if self._prefixes:
+            return relative(self._change, self._size).cummax(1).values
+        return relative(self._change.amax(1), self._size.amax(1))
+
+
+def fused_step(
+    mixer: RecurrentMixer, solver: Solver, x: Tensor, raw: Tensor, initial: Tensor, prefixes: bool
+) -> FusedStep | None:
+    """The fused f of a mixer's solve without gradient from `initial` = 0, if there is one; see `FusedStep`."""
+    product = IS_PRODUCT.get(type(mixer.channel_mixer))
+    backend = resolve_backend(x)
+    if (
+        product is None
+        or type(mixer.core) is not GatedDiagonal
+        or type(solver) is not Picard  # another may keep iterates, which are written over here
+        or x.shape[-1] > MOST_CHANNELS.get(backend, 0)
+        or is_traced(x)
+    ):
+        return None
+    options = mixer.channel_mixer.rank, product, mixer.dependence.normalise
+    return FusedStep(backend, mixer.terms, *options, x, raw, initial, prefixes)
+
+
+def _product_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype in which autocast, where it is on, has matrices of weights like this one multiplied."""
+    device = weight.device.type
+    lower = torch.is_autocast_enabled(device) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if lower else weight.dtype

@@ -1,0 +1,236 @@
+"""numba kernel of one iteration but its matrix product, for FP-RNN's core with Householder reflections, on CPUs.
+
+Per token, with read = V y_{t-1}, rms_{t-1} that of the last iterate's y_{t-1} (1 where it is not normalised), and
+u_r = silu(n_r) / |silu(n_r)|, lambda and alpha the sigmoids of their raw terms:
+
+    terms = raw + read / rms_{t-1} = [decay D | directions R D | strengths R | input D],   w = (1 + input) * x
+    h_t = lambda * h_{t-1} + (1 - lambda) * (w + (I - Q)(y_t - w)),    (I - Q) v = sum_r alpha_r u_r u_r^T v_r
+
+with v_r = v for a sum, and for a product v less what the reflections after r have taken. A core takes sequence after
+sequence and goes through its tokens in order: all of a token stays in the first cache until it is done.
+"""
+
+from functools import cache
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from fprnn_lightning.channel_mixers.householder import SHORTEST
+from fprnn_lightning.mixers.recurrent import NORM_EPSILON
+from fprnn_lightning.scan.selective_cpu_kernels import LOG2_E, exp2
+from fprnn_lightning.scan.thread_kernels import ZEROS, compile_worker, place, row, run, take_ticket, version
+
+SMALLEST_SHARE = 8192  # numbers of the state; below, waking a second core costs more than it saves
+
+# A job: a ticket counter and numbers, then for each tensor its address and the bytes to the next sequence and token
+BATCH, TIME, CHANNELS, RANK, PRODUCT, NORMALISE, HEAD = range(1, 8)
+RAW, DECAY_READ, MIXER_READ, INPUT_READ, X, Y, OUT, CHANGE, SIZE, TENSORS = range(10)
+ABSENT = (0, 0, 0)
+
+# Sums may be reordered, so that they are vectorised; NaN and infinity keep their meaning, so that divergence is seen.
+_FAST = {"reassoc", "contract", "arcp", "nsz"}
+
+
+@intrinsic
+def _magnitude(typingctx, x):
+    """The bits of |x| as an integer: in the order of the numbers, NaN being the largest."""
+    integer = {types.float32: types.int32, types.float64: types.int64}[x]
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.IntType(integer.bitwidth)
+        return builder.and_(builder.bitcast(arguments[0], kind), kind(2 ** (integer.bitwidth - 1) - 1))
+
+    return integer(x), generate
+
+
+@intrinsic
+def _number(typingctx, bits):
+    """The number that has these bits."""
+    real = {types.int32: types.float32, types.int64: types.float64}[bits]
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(real))
+
+    return real(bits), generate
+
+
+@njit(fastmath=False, error_model="numpy")  # not fast, which it would take over, as exp2's order of sums matters
+def _sigmoid(x, one, rate):
+    """1 / (1 + e^-x), for a rate of -log2 e."""
+    return one / (one + exp2(rate * x))
+
+
+@njit
+def _copy(out, source):
+    for k in range(out.shape[0]):
+        out[k] = source[k]
+
+
+@njit
+def _clear(out, zero):
+    for k in range(out.shape[0]):
+        out[k] = zero
+
+
+@njit(fastmath=_FAST)
+def _add_read(terms, raw, read, scale):
+    for k in range(terms.shape[0]):
+        terms[k] = raw[k] + scale * read[k]
+
+
+@njit(fastmath=_FAST)
+def _gate(decay, one, rate):
+    for d in range(decay.shape[0]):
+        decay[d] = _sigmoid(decay[d], one, rate)
+
+
+@njit(fastmath=_FAST)
+def _difference(value, x, y, v, one):
+    """w = (1 + input) * x in the place of its term, v = y - w; returns the sum of y^2."""
+    square = one - one
+    for d in range(x.shape[0]):
+        w = (one + value[d]) * x[d]
+        value[d] = w
+        v[d] = y[d] - w
+        square += y[d] * y[d]
+    return square
+
+
+@njit(fastmath=_FAST)
+def _reflect(n, v, taken, keep, one, rate):
+    """silu(n) in the place of n; returns its square and its product with v, less what was taken if keep is 1."""
+    square, dot = one - one, one - one
+    for d in range(n.shape[0]):
+        u = n[d] * _sigmoid(n[d], one, rate)
+        n[d] = u
+        square += u * u
+        dot += u * (v[d] - keep * taken[d])
+    return square, dot
+
+
+@njit(fastmath=_FAST)
+def _take(taken, u, coefficient):
+    for d in range(u.shape[0]):
+        taken[d] += coefficient * u[d]
+
+
+@njit(fastmath=_FAST)
+def _pass_on(decay, value, taken, y, before, out, bits):
+    """h_t, from h_{t-1} if there is one; returns the largest |h_t - y_t| and |h_t|, as bits."""
+    change, size = bits, bits
+    for d in range(out.shape[0]):
+        mixed = value[d] + taken[d]
+        h = mixed + decay[d] * (before[d] - mixed)
+        out[d] = h
+        change = max(change, _magnitude(h - y[d]))
+        size = max(size, _magnitude(h))
+    return change, size
+
+
+@njit
+def _tensor(job, i):
+    return job[HEAD + 3 * i], job[HEAD + 3 * i + 1], job[HEAD + 3 * i + 2]
+
+
+@njit(error_model="numpy")
+def _sequence(job, b, scratch, zero):
+    D, R = job[CHANNELS], job[RANK]
+    K, end = (2 + R) * D + R, (1 + R) * D + R
+    terms, v, taken, start = scratch[:K], scratch[K : K + D], scratch[K + D : K + 2 * D], scratch[K + 2 * D :]
+    one, rate, scale = terms.dtype.type(1), terms.dtype.type(-LOG2_E), zero
+    keep, bits = terms.dtype.type(job[PRODUCT]), _magnitude(zero)
+    before = start
+    _clear(before, zero)
+    for t in range(job[TIME]):
+        raw = row(place(_tensor(job, RAW), b, t), K, zero)
+        for first, last, read in ((0, D, DECAY_READ), (D, end, MIXER_READ), (end, K, INPUT_READ)):
+            if t > 0 and job[HEAD + 3 * read] != 0:
+                part = row(place(_tensor(job, read), b, t - 1), last - first, zero)
+                _add_read(terms[first:last], raw[first:last], part, scale)
+            else:
+                _copy(terms[first:last], raw[first:last])
+        x, y = row(place(_tensor(job, X), b, t), D, zero), row(place(_tensor(job, Y), b, t), D, zero)
+        out = row(place(_tensor(job, OUT), b, t), D, zero)
+        _gate(terms[:D], one, rate)
+        square = _difference(terms[end:], x, y, v, one)
+        mean = square / terms.dtype.type(D)
+        scale = one / np.sqrt(mean + terms.dtype.type(NORM_EPSILON)) if job[NORMALISE] else one
+        _clear(taken, zero)
+        for r in range(R - 1, -1, -1):
+            u = terms[(1 + r) * D : (2 + r) * D]
+            square, dot = _reflect(u, v, taken, keep, one, rate)
+            length = max(np.sqrt(square), terms.dtype.type(SHORTEST))
+            strength = _sigmoid(terms[(1 + R) * D + r], one, rate)
+            _take(taken, u, strength * dot / (length * length))
+        change, size = _pass_on(terms[:D], terms[end:], taken, y, before, out, bits)
+        row(place(_tensor(job, CHANGE), b, t), 1, zero)[0] = _number(change)
+        row(place(_tensor(job, SIZE), b, t), 1, zero)[0] = _number(size)
+        before = out
+
+
+@njit(error_model="numpy")
+def _work(counter, zero):
+    job = carray(counter, (HEAD + 3 * TENSORS,))
+    scratch = np.empty((5 + job[RANK]) * job[CHANNELS] + job[RANK], row(0, 1, zero).dtype)
+    b = take_ticket(counter)
+    while b < job[BATCH]:
+        _sequence(job, b, scratch, zero)
+        b = take_ticket(counter)
+
+
+def _make_worker(zero, version):
+    def work(counter):
+        if version:
+            _work(counter, zero)
+
+    return work
+
+
+@cache
+def _worker(dtype: torch.dtype):
+    return compile_worker(_make_worker(ZEROS[dtype], version(NORM_EPSILON, SHORTEST)))
+
+
+def iterate(
+    rank: int,
+    product: bool,
+    normalise: bool,
+    raw: Tensor,
+    decay_read: Tensor | None,
+    mixer_read: Tensor | None,
+    input_read: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    out: Tensor,
+    change: Tensor,
+    size: Tensor,
+) -> None:
+    """Fills out (B, T, D) with f(y), change and size (B, T) with each token's largest |f(y) - y| and |f(y)|.
+
+    Args:
+        rank: directions R.
+        product: whether Q is the product of the reflections, or the identity less their sum.
+        normalise: whether terms read y brought to unit root mean square, or y itself.
+        raw: terms of the input (B, T, K), as [decay D | directions R D | strengths R | input D].
+        decay_read: V y for the decay (B, T, D); None where it is 0.
+        mixer_read: that for the channel mixer (B, T, R D + R).
+        input_read: that for the input (B, T, D).
+        x: input of the core (B, T, D).
+        y: the last iterate (B, T, D).
+        out: filled with the next one.
+        change: filled, contiguous.
+        size: filled, contiguous.
+    """
+    (B, T, D), size_of = x.shape, x.element_size()
+    reads = [None if read is None else read.to(x.dtype) for read in (decay_read, mixer_read, input_read)]
+    layouts = [
+        ABSENT if each is None else (each.data_ptr(), each.stride(0) * size_of, each.stride(1) * size_of)
+        for each in (raw, *reads, x, y, out, change, size)
+    ]
+    threads = max(1, min(torch.get_num_threads(), B, B * T * D // SMALLEST_SHARE))
+    job = 0, B, T, D, rank, product, normalise, *(number for layout in layouts for number in layout)
+    run(_worker(x.dtype), job, threads)

@@ -1,0 +1,206 @@
+"""The fused iteration against the composed one: values, what is measured, and a mixer's outputs and gradients."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fprnn_lightning.channel_mixers.householder import Householder
+from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
+from fprnn_lightning.mixers import fixed_point
+from fprnn_lightning.mixers.fixed_point import FixedPointMixer
+from fprnn_lightning.mixers.fused_step import FusedStep, fused_step
+from fprnn_lightning.mixers.fused_step_cpu_kernels import SMALLEST_SHARE
+from fprnn_lightning.mixers.recurrent import RecurrentMixer, StateDependence, shift
+from fprnn_lightning.solvers import Stopping
+from fprnn_lightning.solvers.gradients import Implicit, OneStep
+
+
+class Sum(Householder):
+    """I - Q = sum_r alpha_r u_r u_r^T, from the terms of the product."""
+
+    def residual_apply(self, q, v: Tensor) -> Tensor:
+        return ((q.strengths * (q.directions @ v[..., None])[..., 0])[..., None] * q.directions).sum(-2)
+
+
+def make_mixer(width: int, rank: int = 1, product: bool = True, **options) -> FixedPointMixer:
+    kind = Householder if product else Sum
+    return FixedPointMixer(width, expand=3, channel_mixer=lambda channels: kind(channels, rank), **options)
+
+
+def composed(mixer: RecurrentMixer, x: Tensor, raw: Tensor, y: Tensor) -> Tensor:
+    gates, q = mixer.gates_and_mixing(x, raw, shift(mixer.normalise(y)))
+    return mixer.core.sequence_pass(gates, gates.value + mixer.channel_mixer.residual_apply(q, y - gates.value))
+
+
+def make_step(mixer: FixedPointMixer, x: Tensor, raw: Tensor, initial: Tensor, prefixes: bool = True) -> FusedStep:
+    product = type(mixer.channel_mixer) is Householder
+    options = mixer.channel_mixer.rank, product, mixer.dependence.normalise
+    return FusedStep("cpu", mixer.terms, *options, x, raw, initial, prefixes)
+
+
+def inputs(mixer: FixedPointMixer, batch: int, time: int) -> tuple[Tensor, Tensor]:
+    bias = mixer.terms.from_input.bias
+    x = torch.randn(batch, time, mixer.core.channels, dtype=bias.dtype)
+    return x, mixer.terms.from_input(x).detach()
+
+
+def largest(x: Tensor) -> Tensor:
+    return x.abs().amax(-1)
+
+
+@given(
+    batch=st.integers(1, 4), time=st.integers(1, 6), width=st.integers(1, 7), rank=st.integers(1, 3),
+    product=st.booleans(), switches=st.tuples(*[st.booleans()] * 5), seed=st.integers(0, 999),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+@torch.no_grad()
+def test_float64_is_the_composed_iteration(batch, time, width, rank, product, switches, seed):
+    torch.manual_seed(seed)
+    mixer = make_mixer(width, rank, product, dependence=StateDependence(*switches)).double()
+    x, raw = inputs(mixer, batch, time)
+    y = torch.zeros_like(x)
+    steps = [make_step(mixer, x, raw, y, prefixes) for prefixes in (True, False)]
+    for _ in range(4):  # the first from y = 0, the others from both buffers
+        expected = composed(mixer, x, raw, y)
+        change, size = largest(expected - y), largest(expected)
+        of_prefixes, of_sequences = (change / size).cummax(1).values, change.amax(1) / size.amax(1)
+        for step, of_items in zip(steps, (of_prefixes, of_sequences), strict=True):
+            found = step(y)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(step.measure(y, found), of_items, rtol=1e-9, atol=1e-12)
+        y = found
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@torch.no_grad()
+def test_float32_is_as_exact_as_the_composed_iteration(rank):
+    torch.manual_seed(0)
+    mixer = make_mixer(11, rank)
+    x, raw = inputs(mixer, 5, 21)
+    y = torch.randn_like(x)
+    found, own = make_step(mixer, x, raw, torch.zeros_like(x))(y), composed(mixer, x, raw, y)
+    exact = composed(mixer.double(), x.double(), raw.double(), y.double())
+    assert found.dtype == torch.float32
+    assert (found - exact).abs().max() <= 2 * (own - exact).abs().max() + 1e-6 * exact.abs().max()
+
+
+@torch.no_grad()
+def test_tensors_may_lie_in_any_way():
+    torch.manual_seed(0)
+    mixer = make_mixer(5).double()
+    x, raw = inputs(mixer, 4, 7)
+    y = torch.randn_like(x)
+    step = make_step(mixer, *(each.mT.contiguous().mT for each in (x, raw)), torch.zeros_like(x))
+    expected = composed(mixer, x, raw, y)
+    for how in (lambda y: y.transpose(0, 1).contiguous().transpose(0, 1), lambda y: y.mT.contiguous().mT):
+        torch.testing.assert_close(step(how(y)), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@torch.no_grad()
+def test_products_are_bfloat16_where_autocast_says_so(dtype):
+    torch.manual_seed(0)
+    mixer = make_mixer(8).to(dtype)
+    x, raw = inputs(mixer, 3, 9)
+    y, initial = torch.randn_like(x), torch.zeros_like(x)
+    exact = make_step(mixer, x, raw, initial)(y)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = make_step(mixer, x, raw, initial)(y)
+    error = (found - exact).abs().max() / exact.abs().max()
+    assert found.dtype == dtype
+    assert 1e-5 < error < 2e-2 if dtype == torch.float32 else error == 0
+
+
+@torch.no_grad()
+def test_divergence_is_seen_and_stays_in_its_sequence():
+    torch.manual_seed(0)
+    mixer = make_mixer(6)
+    x, raw = inputs(mixer, 3, 5)
+    y = torch.randn_like(x)
+    y[1, 2, 3] = torch.nan
+    step = make_step(mixer, x, raw, torch.zeros_like(x))
+    f_y = step(y)
+    measured = step.measure(y, f_y)
+    assert measured[1, 2:].isnan().all() and measured[1, :2].isfinite().all() and measured[[0, 2]].isfinite().all()
+    assert f_y[[0, 2]].isfinite().all() and f_y[1, 2:].isnan().all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-7, 3e-6])
+@torch.no_grad()
+def test_directions_too_short_to_be_normalised(scale):
+    torch.manual_seed(0)
+    mixer = make_mixer(4).double()
+    x, raw = inputs(mixer, 2, 3)
+    channels = mixer.core.channels
+    raw[..., channels : 2 * channels] *= scale
+    mixer.terms.from_feedback.weight[channels : 2 * channels] *= scale
+    y = torch.randn_like(x)
+    found = make_step(mixer, x, raw, torch.zeros_like(x))(y)
+    torch.testing.assert_close(found, composed(mixer, x, raw, y), rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_threads_change_nothing():
+    torch.manual_seed(0)
+    mixer, before = make_mixer(16), torch.get_num_threads()
+    x, raw = inputs(mixer, 3 * SMALLEST_SHARE // (16 * mixer.core.channels) + 1, 16)
+    y, results = torch.randn_like(x), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            results.append(make_step(mixer, x, raw, torch.zeros_like(x))(y))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(*results)
+
+
+def test_what_has_no_kernel_falls_back():
+    x = torch.randn(2, 3, 12)
+    fits = make_mixer(4)
+    raw = fits.terms.from_input(x)
+    assert fused_step(fits, fits.solver, x, raw, x, False) is not None
+    for other in (make_mixer(4, product=False), make_mixer(4, core=type("Other", (GatedDiagonal,), {}))):
+        assert fused_step(other, other.solver, x, raw, x, False) is None
+    assert fused_step(fits, type("Other", (type(fits.solver),), {})(), x, raw, x, False) is None
+
+
+def outputs_and_gradients(mixer: FixedPointMixer, x: Tensor) -> dict[str, Tensor]:
+    mixer.zero_grad()
+    x = x.clone().requires_grad_()
+    y = mixer(x)
+    y.float().sin().sum().backward()
+    report = {name: items.double() for name, items in mixer.diagnostics().items()}
+    return {"y": y.detach(), "x": x.grad} | {name: p.grad for name, p in mixer.named_parameters()} | report
+
+
+@pytest.mark.parametrize("rule", [OneStep(), Implicit(tolerance=1e-10)], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("switches", [(True,) * 5, (True, False, True, True, False), (False,) * 4 + (True,)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_mixer_has_the_same_outputs_gradients_and_report(rule, training, switches, autocast, monkeypatch):
+    torch.manual_seed(0)
+    options = {"dependence": StateDependence(*switches), "gradient": rule, "stopping": Stopping(1e-3)}
+    mixer = make_mixer(5, 2, **options).train(training)
+    mixer = mixer if autocast else mixer.double()
+    x = torch.randn(4, 9, 5, dtype=torch.float32 if autocast else torch.float64)
+    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+        fused = outputs_and_gradients(mixer, x)
+        monkeypatch.setattr(fixed_point, "fused_step", lambda *_, **__: None)
+        plain = outputs_and_gradients(mixer, x)
+    for name in fused.keys() - ({"iterations", "residual", "converged"} if autocast else set()):
+        scale = plain[name].abs().max()
+        allowed = (0.05 if autocast else 1e-9) * scale + 1e-12
+        assert (fused[name] - plain[name]).abs().max() <= allowed, name
+
+
+def test_the_mixer_does_use_it(monkeypatch):
+    calls = []
+    call = FusedStep.__call__
+    monkeypatch.setattr(FusedStep, "__call__", lambda step, y: calls.append(y) or call(step, y))
+    mixer = make_mixer(4, train_iterations=5, stopping=Stopping(0.0))
+    mixer(torch.randn(2, 3, 4)).sum().backward()
+    assert len(calls) == 4  # and the last one is recorded
