@@ -22,7 +22,7 @@ ARROWS = {  # room: what of the package it may import besides itself
     "model": ["mixers.base"],
     "training": ["model", "mixers.base"],
     "callbacks": ["mixers.base", "training.metrics", "scan"],
-    "commands": ["sentences", "scan", "mixers", "model", "tasks"],
+    "commands": ["sentences", "scan", "mixers", "cores", "channel_mixers", "solvers", "model", "tasks"],
     "cli": ["sentences", "mixers", "tasks", "training", "callbacks", "commands"],
 }
 LIGHTNING_ROOMS = {"tasks", "training", "callbacks", "commands", "cli"}

@@ -4,24 +4,19 @@ gigabytes_per_second = the fewest bytes that must move / median time, whatever a
 over the same figure of torch.add on the CPU (reads two arrays, writes one), of a copy on a GPU, timed in turn with it.
 """
 
-import contextlib
-import csv
-import ctypes
 import inspect
 import itertools
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fprnn_lightning.commands.bench_solver import solver as solver
+from fprnn_lightning.commands.timing import cpu_clock, gpu_clock, keep_freed_memory, medians, report
 from fprnn_lightning.mixers.dense import DenseMixer
 from fprnn_lightning.model import SequenceModel
 from fprnn_lightning.scan import linear_scan, resolve_backend, selective_scan, state_space_dual
@@ -30,7 +25,6 @@ from fprnn_lightning.sentences import concrete_subclasses
 from fprnn_lightning.tasks import SequenceTask
 
 HEAD = 64  # channels of a head of state_space_dual, as in Mamba-2
-SECONDS = 1.0  # per timing
 TRAINING_BATCH = (128, 16)  # sequences and tokens, as in the quickstart
 
 
@@ -64,7 +58,7 @@ def scan(backend: Backend = "auto", output: Path | None = None) -> None:
     probe = torch.empty(0, device=device)
     wanted = (backend,) if on_gpu or backend != "auto" else ("auto", "reference")
     backends = dict.fromkeys(resolve_backend(probe, each) for each in wanted)
-    _keep_freed_memory()
+    keep_freed_memory()
     rows: list[dict[str, object]] = []
     for case, shape in gpu_cases() if on_gpu else CPU_CASES:
         with device:
@@ -75,7 +69,7 @@ def scan(backend: Backend = "auto", output: Path | None = None) -> None:
         if case is selective_case and not on_gpu:
             rows.append(_exponentials_row(shape))
     where = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} CPU threads"
-    _report(f"scans against {'a copy' if on_gpu else 'torch.add'}, {where}", rows, output)
+    report(f"scans against {'a copy' if on_gpu else 'torch.add'}, {where}", rows, output)
 
 
 def data(output: Path | None = None) -> None:
@@ -94,7 +88,7 @@ def data(output: Path | None = None) -> None:
         rows = [_data_row(task(train_length=512)) for task in concrete_subclasses(SequenceTask) if not _needs(task)]
     finally:
         torch.set_num_threads(threads)
-    _report("making of training batches against training, on one core", rows, output)
+    report("making of training batches against training, on one core", rows, output)
 
 
 def linear_case(*shape: int) -> tuple[Callable, list[Tensor]]:
@@ -136,40 +130,6 @@ def gpu_cases() -> Iterator[tuple[Callable, tuple[int, ...]]]:
         yield linear_case, (numbers // (512 * length), length, 512)
     yield selective_case, (8, 2048, 2048, 16)
     yield dual_case, (8, 2048, 2048, 128)
-
-
-def cpu_clock(call: Callable[[], object]) -> Callable[[], float]:
-    """Runs a call; the clock can then be read, in seconds."""
-    start = time.perf_counter()
-    result = call()  # kept until the clock has stopped: freeing it is not part of the time
-    seconds = time.perf_counter() - start
-    del result
-    return lambda: seconds
-
-
-def gpu_clock(call: Callable[[], object]) -> Callable[[], float]:
-    """Queues a call; the clock is read once the GPU is done, so that it never waits for Python between calls."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-
-    def read() -> float:
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
-
-    return read
-
-
-def medians(clock: Callable, *calls: Callable[[], object]) -> list[float]:
-    """The median seconds of each call, the calls taking turns after two rounds to warm up."""
-    for call in calls * 2:
-        clock(call)()
-    rounds: list[list[Callable[[], float]]] = []
-    end = time.perf_counter() + SECONDS
-    while len(rounds) < 3 or time.perf_counter() < end:
-        rounds.append([clock(call) for call in calls])
-    return [statistics.median(read() for read in clocks) for clocks in zip(*rounds, strict=True)]
 
 
 def _needs(task: type[SequenceTask]) -> bool:
@@ -255,26 +215,3 @@ def _row(op, backend, shape, direction, seconds, bandwidth, ratio) -> dict[str, 
 def _forward_backward(function: Callable, leaves: list[Tensor], grad: Tensor, backend: str) -> tuple[Tensor, ...]:
     result = function(*leaves, backend=backend)
     return torch.autograd.grad(result if isinstance(result, Tensor) else result[0], leaves, grad)
-
-
-def _keep_freed_memory() -> None:
-    """Stops glibc from returning memory to the system, since mapping it again takes longer than a scan."""
-    with contextlib.suppress(AttributeError, TypeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-4, 0)  # M_MMAP_MAX: no separate mapping for large blocks
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-
-
-def _report(title: str, rows: Sequence[dict[str, object]], output: Path | None) -> None:
-    table = Table(title=title)
-    for column in rows[0]:
-        table.add_column(column, no_wrap=True, overflow="ignore")
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    full_width = Console(width=1000).measure(table).maximum
-    Console(width=max(Console().width, full_width)).print(table)
-    if output is not None:
-        with open(output, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)

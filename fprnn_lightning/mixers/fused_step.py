@@ -64,21 +64,28 @@ class FusedStep:
             weight = terms.from_feedback.weight.detach()
             self._weight = weight.to(_product_dtype(weight))
             channels, line = len(weight), LINE // self._weight.element_size()
-            self._read = self._weight.new_empty(*x.shape[:2], -(-channels // line) * line)[..., :channels]
+            self._product = self._weight.new_empty(*x.shape[:2], -(-channels // line) * line)[..., :channels]
             sizes = zip(terms.sizes, terms.dependent, strict=True)
-            parts = iter(self._read.split([size for size, reads in sizes if reads], -1))
+            parts = iter(self._product.split([size for size, reads in sizes if reads], -1))
             self._parts = [next(parts) if reads else None for reads in terms.dependent]
 
     def __call__(self, y: Tensor) -> Tensor:
         """f(y), which stays what it is until the call after the next."""
-        y, is_initial = y.contiguous(), y is self._initial
-        parts: list[Tensor | None] = [None] * len(self._parts)
-        if self._weight is not None and not is_initial:
-            parts = self._parts
-            torch.mm(y.flatten(0, 1).to(self._weight.dtype), self._weight.T, out=self._read.flatten(0, 1))
-        out = self._iterates[y.data_ptr() == self._iterates[0].data_ptr()]
-        self._iterate(*self._options, self._raw, *parts, self._x, y, out, self._change, self._size)
-        return out
+        return self.advance(y, self.read(y))
+
+    def read(self, y: Tensor) -> list[Tensor | None]:
+        """What each of the terms reads of y, V y: (B, T, size of the term), None for nothing."""
+        if self._weight is None or y is self._initial:
+            return [None] * len(self._parts)
+        torch.mm(y.flatten(0, 1).to(self._weight.dtype), self._weight.T, out=self._product.flatten(0, 1))
+        return self._parts
+
+    def advance(self, y: Tensor, read: list[Tensor | None]) -> Tensor:
+        """f(y), given what the terms read of y."""
+        y = y.contiguous()
+        f_y = self._iterates[y.data_ptr() == self._iterates[0].data_ptr()]
+        self._iterate(*self._options, self._raw, *read, self._x, y, f_y, self._change, self._size)
+        return f_y
 
     def measure(self, y: Tensor, f_y: Tensor) -> Tensor:
         """The relative change of each item in the last call, from y to f(y); 0 before the first."""

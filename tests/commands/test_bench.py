@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fprnn_lightning.cli import main
-from fprnn_lightning.commands import bench
+from fprnn_lightning.commands import bench, timing
 from fprnn_lightning.scan import backends
 
 COLUMNS = ["op", "backend", "batch", "time", "channels", "states", "direction"]
@@ -22,7 +22,7 @@ CASES = (
 def small(monkeypatch):
     """Tiny shapes, on the CPU also where there is a GPU."""
     monkeypatch.setattr(bench, "CPU_CASES", CASES)
-    monkeypatch.setattr(bench, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
     monkeypatch.setattr(bench, "TRAINING_BATCH", (2, 3))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
