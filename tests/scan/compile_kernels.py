@@ -2,8 +2,9 @@
 
     python compile_kernels.py compiled_linear
 
-A file compiled_*.py beside this one has a function `cases`, which yields the kernels to compile for a GPU with so many
-threads in a warp; see `Case`. This is a script because tests run in Triton's interpreter, in which nothing compiles.
+A file compiled_*.py, in a folder of PYTHONPATH, has a function `cases`, which yields the kernels to compile for a GPU
+with so many threads in a warp; see `Case`. This is a script because tests run in Triton's interpreter, in which nothing
+compiles.
 """
 
 import importlib
