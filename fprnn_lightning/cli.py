@@ -315,8 +315,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], Any], str]] = {
         "write a task's sequences as CSV (data export) or make a task's files of published ones (data import)",
     ),
     "bench": (
-        partial(run_function, bench, ("scan", "solver", "data")),
-        "time the scans (bench scan), an iteration (bench solver) or the making of data (bench data)",
+        partial(run_function, bench, ("scan", "solver", "mixers", "data")),
+        "time the scans (bench scan), an iteration (solver), training steps (mixers) or the making of data (data)",
     ),
 }
 HELP = "\n".join(

@@ -1,16 +1,17 @@
 """Timings of one iteration of the fixed-point mixer: fused, composed of PyTorch's operations, and what bounds both."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fprnn_lightning.commands.timing import cpu_clock, gpu_clock, keep_freed_memory, medians, report
 from fprnn_lightning.mixers.fixed_point import FixedPointMixer
 from fprnn_lightning.mixers.fused_step import fused_step
 from fprnn_lightning.mixers.recurrent import shift
-from fprnn_lightning.solvers.stopping import change_per_sequence
+from fprnn_lightning.solvers.items import SEQUENCES
 
 SHAPE = 64, 128, 256  # batch, time, channels
 
@@ -43,37 +44,29 @@ def solver(output: Path | None = None) -> None:
     report(f"one iteration of the fixed-point mixer, {where}", rows, output)
 
 
-class _KnownProduct(nn.Linear):
-    """A layer that has been applied already."""
-
-    def forward(self, _: Tensor) -> Tensor:
-        return self.product
-
-
 def _time_iteration() -> dict[str, float]:
     mixer = FixedPointMixer(SHAPE[-1], expand=1)
     x, y = torch.randn(SHAPE), torch.randn(SHAPE)
-    raw, layer = mixer.terms.from_input(x), mixer.terms.from_feedback
-    known = _KnownProduct(*reversed(layer.weight.shape), bias=False)
-    known.product = layer(y)
-    step = fused_step(mixer, mixer.solver, x, raw, torch.zeros_like(x), prefixes=False)
+    raw, read_terms = mixer.terms.from_input(x), mixer.terms.read
+    product = read_terms(y)
+    step = fused_step(mixer, mixer.solver, x, raw, torch.zeros_like(x), SEQUENCES)
     if step is None:
         raise ValueError("bench solver: there is no fused iteration here, it needs numba on a CPU, Triton on a GPU.")
     read = step.read(y)
 
-    def composed(feedback_layer: nn.Linear) -> Tensor:
-        mixer.terms.from_feedback = feedback_layer
-        gates, q = mixer.gates_and_mixing(x, raw, shift(mixer.normalise(y)))
-        f_y = mixer.core.sequence_pass(gates, gates.value + mixer.channel_mixer.residual_apply(q, y - gates.value))
-        return change_per_sequence(f_y - y, f_y)
+    def composed(read: Callable[[Tensor], Tensor]) -> Tensor:
+        mixer.terms.read = read
+        gates, q = mixer.gates_and_mixing(x, raw, shift(mixer.seen(y, x)))
+        f_y, _ = mixer.core.sequence_pass(gates, mixer.residual(gates, q, y))
+        return SEQUENCES.change(y, f_y)
 
     calls = {
         "torch.add": partial(torch.add, x, y),
         "matrix_product": lambda: step.read(y),
         "fused": lambda: step.measure(y, step.advance(y, read)),
         "fused_with_product": lambda: step.measure(y, step(y)),
-        "composed": lambda: composed(known),
-        "composed_with_product": lambda: composed(layer),
+        "composed": lambda: composed(lambda _: product),
+        "composed_with_product": lambda: composed(read_terms),
     }
     seconds = medians(gpu_clock if x.is_cuda else cpu_clock, *calls.values())
     milliseconds = dict(zip(calls, (1e3 * each for each in seconds), strict=True))

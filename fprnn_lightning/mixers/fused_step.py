@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from fprnn_lightning.channel_mixers.householder import Householder
+from fprnn_lightning.channel_mixers.low_rank import LowRank
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
 from fprnn_lightning.mixers.recurrent import RecurrentMixer, TermProjection
 from fprnn_lightning.scan import resolve_backend
 from fprnn_lightning.scan.backends import is_traced
 from fprnn_lightning.scan.rows import rows
 from fprnn_lightning.solvers import Solver
+from fprnn_lightning.solvers.items import Items
 from fprnn_lightning.solvers.picard import Picard
-from fprnn_lightning.solvers.stopping import relative
 
-IS_PRODUCT = {Householder: True}  # or a sum of the reflections; other channel mixers have no kernel
+IS_PRODUCT = {Householder: True, LowRank: False}  # or a sum of the reflections; other mixers have no kernel
 MOST_CHANNELS = {"cpu": 2**31, "triton": 1024}  # a token of the Triton kernel is one block
 LINE = 64  # bytes; a product whose rows begin within lines takes up to a third longer
 
@@ -38,7 +39,7 @@ class FusedStep:
         x: input of the core (B, T, D).
         raw: terms of the input (B, T, K), as [decay D | directions R D | strengths R | input D].
         initial: the iterate that is 0 and needs no product, (B, T, D).
-        prefixes: whether the change is that of every prefix (B, T), or of whole sequences (B,).
+        items: what of y is judged together.
     """
 
     def __init__(
@@ -51,17 +52,17 @@ class FusedStep:
         x: Tensor,
         raw: Tensor,
         initial: Tensor,
-        prefixes: bool,
+        items: Items,
     ) -> None:
         self._iterate = import_module(f"{__package__}.fused_step_{backend}_kernels").iterate
         self._options = rank, product, normalise
-        self._x, self._raw, self._initial, self._prefixes = rows(x), rows(raw), initial, prefixes
+        self._x, self._raw, self._initial, self._items = rows(x), rows(raw), initial, items
         self._iterates = x.new_empty(x.shape), x.new_empty(x.shape)
         self._change, self._size = x.new_zeros(x.shape[:2]), x.new_zeros(x.shape[:2])
         self._weight = None
         self._parts: list[Tensor | None] = [None] * len(terms.sizes)
-        if terms.from_feedback is not None:
-            weight = terms.from_feedback.weight.detach()
+        if terms.reads_feedback:
+            weight = terms.read_weight().detach()
             self._weight = weight.to(_product_dtype(weight))
             channels, line = len(weight), LINE // self._weight.element_size()
             self._product = self._weight.new_empty(*x.shape[:2], -(-channels // line) * line)[..., :channels]
@@ -89,19 +90,18 @@ class FusedStep:
 
     def measure(self, y: Tensor, f_y: Tensor) -> Tensor:
         """The relative change of each item in the last call, from y to f(y); 0 before the first."""
-        if self._prefixes:
-            return relative(self._change, self._size).cummax(1).values
-        return relative(self._change.amax(1), self._size.amax(1))
+        return self._items.change_of_tokens(self._change, self._size)
 
 
 def fused_step(
-    mixer: RecurrentMixer, solver: Solver, x: Tensor, raw: Tensor, initial: Tensor, prefixes: bool
+    mixer: RecurrentMixer, solver: Solver, x: Tensor, raw: Tensor, initial: Tensor, items: Items
 ) -> FusedStep | None:
     """The fused f of a mixer's solve without gradient from `initial` = 0, if there is one; see `FusedStep`."""
     product = IS_PRODUCT.get(type(mixer.channel_mixer))
     backend = resolve_backend(x)
     if (
         product is None
+        or mixer.channel_mixer.largest != 1
         or type(mixer.core) is not GatedDiagonal
         or type(solver) is not Picard  # another may keep iterates, which are written over here
         or x.shape[-1] > MOST_CHANNELS.get(backend, 0)
@@ -109,7 +109,7 @@ def fused_step(
     ):
         return None
     options = mixer.channel_mixer.rank, product, mixer.dependence.normalise
-    return FusedStep(backend, mixer.terms, *options, x, raw, initial, prefixes)
+    return FusedStep(backend, mixer.terms, *options, x, raw, initial, items)
 
 
 def _product_dtype(weight: Tensor) -> torch.dtype:

@@ -90,10 +90,13 @@ class TermProjection(nn.Module):
         terms = list(raw.split(self.sizes, -1))
         if feedback is None or not self.reads_feedback:
             return terms
-        weight = self.read_weight()
-        read = functional.linear(feedback.to(weight.dtype), weight)
-        parts = iter(read.split(self._select(self.sizes, self.dependent), -1))
+        parts = iter(self.read(feedback).split(self._select(self.sizes, self.dependent), -1))
         return [term + next(parts) if reads else term for term, reads in zip(terms, self.dependent, strict=True)]
+
+    def read(self, feedback: Tensor) -> Tensor:
+        """V feedback, of the terms that read it: (..., D) -> (..., sum of their sizes)."""
+        weight = self.read_weight()
+        return functional.linear(feedback.to(weight.dtype), weight)
 
     def feedback_weight(self) -> Tensor | None:
         """V for all terms (sum of sizes, D), 0 where a term reads x alone; None if no term reads the feedback."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fprnn_lightning.channel_mixers.householder import Householder
+from fprnn_lightning.channel_mixers.low_rank import LowRank
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
 from fprnn_lightning.mixers import fixed_point
 from fprnn_lightning.mixers.fixed_point import FixedPointMixer
@@ -17,29 +18,23 @@ from fprnn_lightning.mixers.fused_step_cpu_kernels import SMALLEST_SHARE
 from fprnn_lightning.mixers.recurrent import RecurrentMixer, StateDependence, shift
 from fprnn_lightning.solvers import Stopping
 from fprnn_lightning.solvers.gradients import Implicit, OneStep
+from fprnn_lightning.solvers.items import PREFIXES, SEQUENCES, Items
 
 
-class Sum(Householder):
-    """I - Q = sum_r alpha_r u_r u_r^T, from the terms of the product."""
-
-    def residual_apply(self, q, v: Tensor) -> Tensor:
-        return ((q.strengths * (q.directions @ v[..., None])[..., 0])[..., None] * q.directions).sum(-2)
-
-
-def make_mixer(width: int, rank: int = 1, product: bool = True, **options) -> FixedPointMixer:
-    kind = Householder if product else Sum
-    return FixedPointMixer(width, expand=3, channel_mixer=lambda channels: kind(channels, rank), **options)
+def make_mixer(width: int, rank: int = 1, product: bool = True, largest: float = 1.0, **options) -> FixedPointMixer:
+    kind = Householder if product else LowRank
+    return FixedPointMixer(width, expand=3, channel_mixer=lambda channels: kind(channels, rank, largest), **options)
 
 
 def composed(mixer: RecurrentMixer, x: Tensor, raw: Tensor, y: Tensor) -> Tensor:
-    gates, q = mixer.gates_and_mixing(x, raw, shift(mixer.normalise(y)))
-    return mixer.core.sequence_pass(gates, gates.value + mixer.channel_mixer.residual_apply(q, y - gates.value))
+    gates, q = mixer.gates_and_mixing(x, raw, shift(mixer.seen(y, x)))
+    return mixer.core.sequence_pass(gates, mixer.residual(gates, q, y))[0]
 
 
-def make_step(mixer: FixedPointMixer, x: Tensor, raw: Tensor, initial: Tensor, prefixes: bool = True) -> FusedStep:
+def make_step(mixer: FixedPointMixer, x: Tensor, raw: Tensor, initial: Tensor, items: Items = PREFIXES) -> FusedStep:
     product = type(mixer.channel_mixer) is Householder
     options = mixer.channel_mixer.rank, product, mixer.dependence.normalise
-    return FusedStep("cpu", mixer.terms, *options, x, raw, initial, prefixes)
+    return FusedStep("cpu", mixer.terms, *options, x, raw, initial, items)
 
 
 def inputs(mixer: FixedPointMixer, batch: int, time: int) -> tuple[Tensor, Tensor]:
@@ -54,7 +49,7 @@ def largest(x: Tensor) -> Tensor:
 
 @given(
     batch=st.integers(1, 4), time=st.integers(1, 6), width=st.integers(1, 7), rank=st.integers(1, 3),
-    product=st.booleans(), switches=st.tuples(*[st.booleans()] * 5), seed=st.integers(0, 999),
+    product=st.booleans(), switches=st.tuples(*[st.booleans()] * 6), seed=st.integers(0, 999),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 @torch.no_grad()
@@ -63,7 +58,7 @@ def test_float64_is_the_composed_iteration(batch, time, width, rank, product, sw
     mixer = make_mixer(width, rank, product, dependence=StateDependence(*switches)).double()
     x, raw = inputs(mixer, batch, time)
     y = torch.zeros_like(x)
-    steps = [make_step(mixer, x, raw, y, prefixes) for prefixes in (True, False)]
+    steps = [make_step(mixer, x, raw, y, items) for items in (PREFIXES, SEQUENCES)]
     for _ in range(4):  # the first from y = 0, the others from both buffers
         expected = composed(mixer, x, raw, y)
         change, size = largest(expected - y), largest(expected)
@@ -162,10 +157,10 @@ def test_what_has_no_kernel_falls_back():
     x = torch.randn(2, 3, 12)
     fits = make_mixer(4)
     raw = fits.terms.from_input(x)
-    assert fused_step(fits, fits.solver, x, raw, x, False) is not None
-    for other in (make_mixer(4, product=False), make_mixer(4, core=type("Other", (GatedDiagonal,), {}))):
-        assert fused_step(other, other.solver, x, raw, x, False) is None
-    assert fused_step(fits, type("Other", (type(fits.solver),), {})(), x, raw, x, False) is None
+    assert fused_step(fits, fits.solver, x, raw, x, SEQUENCES) is not None
+    for other in (make_mixer(4, largest=2.0), make_mixer(4, core=type("Other", (GatedDiagonal,), {}))):
+        assert fused_step(other, other.solver, x, raw, x, SEQUENCES) is None
+    assert fused_step(fits, type("Other", (type(fits.solver),), {})(), x, raw, x, SEQUENCES) is None
 
 
 def outputs_and_gradients(mixer: FixedPointMixer, x: Tensor) -> dict[str, Tensor]:
@@ -191,7 +186,7 @@ def test_a_mixer_has_the_same_outputs_gradients_and_report(rule, training, switc
         fused = outputs_and_gradients(mixer, x)
         monkeypatch.setattr(fixed_point, "fused_step", lambda *_, **__: None)
         plain = outputs_and_gradients(mixer, x)
-    for name in fused.keys() - ({"iterations", "residual", "converged"} if autocast else set()):
+    for name in fused.keys() - (mixer.diagnostics().keys() if autocast else set()):
         scale = plain[name].abs().max()
         allowed = (0.05 if autocast else 1e-9) * scale + 1e-12
         assert (fused[name] - plain[name]).abs().max() <= allowed, name

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fprnn_lightning.solvers import Stopping, base, solve
 from fprnn_lightning.solvers.anderson import Anderson
-from fprnn_lightning.solvers.items import SEQUENCES, Items
+from fprnn_lightning.solvers.items import SEQUENCES
 from fprnn_lightning.solvers.picard import Picard
 
 
@@ -89,7 +89,7 @@ def test_an_item_that_has_converged_stays_and_is_what_it_says():
         Stopping(1e-3),
         200,
         independent=True,
-        items=Items(2, by_prefix, SEQUENCES.product),
+        items=SEQUENCES._replace(axes=2, change=by_prefix),
     )
     assert solution.converged.all() and solution.steps.max() < 200
     assert (by_prefix(solution.value, chain(solution.value)) < 1e-3).all()
