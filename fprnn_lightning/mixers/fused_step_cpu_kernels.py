@@ -65,46 +65,47 @@ def _sigmoid(x, one, rate):
 
 
 @njit
-def _copy(out, source):
-    for k in range(out.shape[0]):
+def _copy(out, source, size, zero):
+    out, source = row(out, size, zero), row(source, size, zero)
+    for k in range(size):
         out[k] = source[k]
 
 
-@njit
-def _clear(out, zero):
-    for k in range(out.shape[0]):
-        out[k] = zero
-
-
 @njit(fastmath=_FAST)
-def _add_read(terms, raw, read, scale):
-    for k in range(terms.shape[0]):
+def _add_read(terms, raw, read, scale, size, zero):
+    terms, raw, read = row(terms, size, zero), row(raw, size, zero), row(read, size, zero)
+    for k in range(size):
         terms[k] = raw[k] + scale * read[k]
 
 
 @njit(fastmath=_FAST)
-def _gate(decay, one, rate):
-    for d in range(decay.shape[0]):
+def _gate(decay, D, one, rate):
+    decay = row(decay, D, one)
+    for d in range(D):
         decay[d] = _sigmoid(decay[d], one, rate)
 
 
 @njit(fastmath=_FAST)
-def _difference(value, x, y, v, one):
-    """w = (1 + input) * x in the place of its term, v = y - w; returns the sum of y^2."""
+def _difference(value, x, y, v, taken, D, one):
+    """w = (1 + input) * x in the place of its term, v = y - w, nothing taken yet; returns the sum of y^2."""
+    value, x, y, v, taken = row(value, D, one), row(x, D, one), row(y, D, one), row(v, D, one), row(taken, D, one)
     square = one - one
-    for d in range(x.shape[0]):
+    for d in range(D):
         w = (one + value[d]) * x[d]
         value[d] = w
         v[d] = y[d] - w
         square += y[d] * y[d]
+    for d in range(D):
+        taken[d] = one - one
     return square
 
 
 @njit(fastmath=_FAST)
-def _reflect(n, v, taken, keep, one, rate):
+def _reflect(n, v, taken, keep, D, one, rate):
     """silu(n) in the place of n; returns its square and its product with v, less what was taken if keep is 1."""
+    n, v, taken = row(n, D, one), row(v, D, one), row(taken, D, one)
     square, dot = one - one, one - one
-    for d in range(n.shape[0]):
+    for d in range(D):
         u = n[d] * _sigmoid(n[d], one, rate)
         n[d] = u
         square += u * u
@@ -113,22 +114,25 @@ def _reflect(n, v, taken, keep, one, rate):
 
 
 @njit(fastmath=_FAST)
-def _take(taken, u, coefficient):
-    for d in range(u.shape[0]):
+def _take(taken, u, coefficient, D, zero):
+    taken, u = row(taken, D, zero), row(u, D, zero)
+    for d in range(D):
         taken[d] += coefficient * u[d]
 
 
 @njit(fastmath=_FAST)
-def _pass_on(decay, value, taken, y, before, out, bits):
-    """h_t, from h_{t-1} if there is one; returns the largest |h_t - y_t| and |h_t|, as bits."""
-    change, size = bits, bits
-    for d in range(out.shape[0]):
+def _pass_on(decay, value, taken, y, before, out, D, zero):
+    """h_t from h_{t-1}; returns the largest |h_t - y_t| and |h_t|."""
+    decay, value, taken, y = row(decay, D, zero), row(value, D, zero), row(taken, D, zero), row(y, D, zero)
+    before, out = row(before, D, zero), row(out, D, zero)
+    change, size = _magnitude(zero), _magnitude(zero)
+    for d in range(D):
         mixed = value[d] + taken[d]
         h = mixed + decay[d] * (before[d] - mixed)
         out[d] = h
         change = max(change, _magnitude(h - y[d]))
         size = max(size, _magnitude(h))
-    return change, size
+    return _number(change), _number(size)
 
 
 @njit
@@ -137,48 +141,47 @@ def _tensor(job, i):
 
 
 @njit(error_model="numpy")
-def _sequence(job, b, scratch, zero):
-    D, R = job[CHANNELS], job[RANK]
-    K, end = (2 + R) * D + R, (1 + R) * D + R
-    terms, v, taken, start = scratch[:K], scratch[K : K + D], scratch[K + D : K + 2 * D], scratch[K + 2 * D :]
-    one, rate, scale = terms.dtype.type(1), terms.dtype.type(-LOG2_E), zero
-    keep, bits = terms.dtype.type(job[PRODUCT]), _magnitude(zero)
-    before = start
-    _clear(before, zero)
+def _sequence(job, b, scratch):
+    """scratch has room for the terms of a token, v and what was taken of it, then the state before the first, 0."""
+    D, R, size, numbers = job[CHANNELS], job[RANK], scratch.itemsize, scratch.dtype.type
+    channels, strengths = D * size, (1 + R) * D  # bytes of D numbers; where the strengths begin
+    terms = scratch.ctypes.data
+    value = terms + (strengths + R) * size
+    v = value + channels
+    taken, before = v + channels, v + 2 * channels
+    zero, one, rate, keep = numbers(0), numbers(1), numbers(-LOG2_E), numbers(job[PRODUCT])
+    scale = zero
     for t in range(job[TIME]):
-        raw = row(place(_tensor(job, RAW), b, t), K, zero)
-        for first, last, read in ((0, D, DECAY_READ), (D, end, MIXER_READ), (end, K, INPUT_READ)):
-            if t > 0 and job[HEAD + 3 * read] != 0:
-                part = row(place(_tensor(job, read), b, t - 1), last - first, zero)
-                _add_read(terms[first:last], raw[first:last], part, scale)
+        raw = place(_tensor(job, RAW), b, t)
+        for first, count, i in ((0, D, DECAY_READ), (D, R * D + R, MIXER_READ), (strengths + R, D, INPUT_READ)):
+            part, layout = first * size, _tensor(job, i)
+            if t > 0 and layout[0] != 0:
+                _add_read(terms + part, raw + part, place(layout, b, t - 1), scale, count, zero)
             else:
-                _copy(terms[first:last], raw[first:last])
-        x, y = row(place(_tensor(job, X), b, t), D, zero), row(place(_tensor(job, Y), b, t), D, zero)
-        out = row(place(_tensor(job, OUT), b, t), D, zero)
-        _gate(terms[:D], one, rate)
-        square = _difference(terms[end:], x, y, v, one)
-        mean = square / terms.dtype.type(D)
-        scale = one / np.sqrt(mean + terms.dtype.type(NORM_EPSILON)) if job[NORMALISE] else one
-        _clear(taken, zero)
+                _copy(terms + part, raw + part, count, zero)
+        x, y, out = place(_tensor(job, X), b, t), place(_tensor(job, Y), b, t), place(_tensor(job, OUT), b, t)
+        _gate(terms, D, one, rate)
+        mean = _difference(value, x, y, v, taken, D, one) / numbers(D)
+        scale = one / np.sqrt(mean + numbers(NORM_EPSILON)) if job[NORMALISE] else one
         for r in range(R - 1, -1, -1):
-            u = terms[(1 + r) * D : (2 + r) * D]
-            square, dot = _reflect(u, v, taken, keep, one, rate)
-            length = max(np.sqrt(square), terms.dtype.type(SHORTEST))
-            strength = _sigmoid(terms[(1 + R) * D + r], one, rate)
-            _take(taken, u, strength * dot / (length * length))
-        change, size = _pass_on(terms[:D], terms[end:], taken, y, before, out, bits)
-        row(place(_tensor(job, CHANGE), b, t), 1, zero)[0] = _number(change)
-        row(place(_tensor(job, SIZE), b, t), 1, zero)[0] = _number(size)
+            u = terms + (1 + r) * channels
+            square, dot = _reflect(u, v, taken, keep, D, one, rate)
+            length = max(np.sqrt(square), numbers(SHORTEST))
+            strength = _sigmoid(scratch[strengths + r], one, rate)
+            _take(taken, u, strength * dot / (length * length), D, zero)
+        change, largest = _pass_on(terms, value, taken, y, before, out, D, zero)
+        row(place(_tensor(job, CHANGE), b, t), 1, zero)[0] = change
+        row(place(_tensor(job, SIZE), b, t), 1, zero)[0] = largest
         before = out
 
 
 @njit(error_model="numpy")
 def _work(counter, zero):
     job = carray(counter, (HEAD + 3 * TENSORS,))
-    scratch = np.empty((5 + job[RANK]) * job[CHANNELS] + job[RANK], row(0, 1, zero).dtype)
+    scratch = np.zeros((5 + job[RANK]) * job[CHANNELS] + job[RANK], row(0, 1, zero).dtype)
     b = take_ticket(counter)
     while b < job[BATCH]:
-        _sequence(job, b, scratch, zero)
+        _sequence(job, b, scratch)
         b = take_ticket(counter)
 
 
