@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from torch.nn.functional import cross_entropy
 
+from fprnn_lightning.channel_mixers.orthogonal import Orthogonal
+from fprnn_lightning.cores.selective_ssm import SelectiveSSM
+from fprnn_lightning.cores.state_space_dual import StateSpaceDual
+from fprnn_lightning.mixers.fixed_point import FixedPointMixer
 from fprnn_lightning.mixers.lstm import LSTMMixer
 from fprnn_lightning.tasks import Copying
 from fprnn_lightning.training import (
@@ -31,6 +36,16 @@ class Recorder(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.tokens.append(outputs["tokens"])
         self.logged.append({name: value.item() for name, value in trainer.callback_metrics.items()})
+
+
+@pytest.mark.parametrize("core", [SelectiveSSM, partial(StateSpaceDual, head_channels=16)])
+def test_what_is_exempt_from_weight_decay_in_a_selective_fixed_point(core):
+    mixer = FixedPointMixer(16, core=core, channel_mixer=Orthogonal, convolution=4)
+    exempt = {id(parameter) for parameter in weight_decay_groups(mixer, 0.1)[1]["params"]}
+    assert {name for name, parameter in mixer.named_parameters() if id(parameter) in exempt} == {
+        "core.A_log", "core.D", "core.dt_bias", "channel_mixer.weight", "convolution.filters.bias",
+        "terms.from_input.bias",
+    }  # fmt: skip
 
 
 def test_weight_decay_groups(small_learner):
