@@ -26,6 +26,14 @@ class SentenceErrors:
             raise UsageError(f"{option}: {sentence}" if option else sentence) from None
         raise ArgumentError(None, f"\x02{option}\x1f{sentence}\x03")
 
+    def validate(self, namespace: Any, **options: Any) -> None:
+        """Also refuses null for arguments of a class whose type has none; to jsonargparse it means left out."""
+        try:
+            super().validate(namespace, **{"skip_unset": "_prefix" in options} | options)  # a subcommand has it
+        except TypeError:
+            super().validate(namespace, **options)  # what is missing altogether is better told so
+            raise
+
     def parse_path(self, path: Any, *args: Any, **options: Any) -> Any:
         try:
             return super().parse_path(path, *args, **options)
@@ -37,7 +45,8 @@ class SentenceErrors:
         found = re.match(r'Parser key "(.+?)"', message)
         option = found[1] if found else ""
         if inner := re.search("\x02(.*?)\x1f(.*?)\x03", message, re.DOTALL):
-            return ".".join(filter(None, (option, inner[1]))), inner[2]
+            sentence = inner[2].replace(", give --", f", give --{option}.")
+            return ".".join(filter(None, (option, inner[1]))), sentence
         for pattern, what in (
             (r"unrecognized arguments: --([^\s=]+)", "unknown option"),
             (r"unrecognized arguments: (\S+)", "unexpected argument"),
@@ -47,6 +56,10 @@ class SentenceErrors:
             if found := re.search(pattern, message):
                 name = ".".join(found.groups())
                 return "", f"{what} {name}, {nearest(name, _options(parser))}"
+        if found := re.search(r"Not a valid subclass of (\w+)\. Got value: None", message):
+            return option, f"expected a {found[1]}, got null"
+        if found := re.search(r"NestedArg\(key='(.+?)'", message):
+            return "", f"{option}.{found[1]} is of no class yet, give --{option} or a --config file that has it first"
         if found := re.search(r"Expected a dot import path string: (\S*)", message):
             return option, f"unknown class {found[1]}, {nearest(found[1], _classes(parser, option))}"
         if found := re.search(r"Expected '(\S+)' to be a subclass of <class '(\w+)'>", message):
@@ -59,10 +72,11 @@ class SentenceErrors:
         if found := re.search(r"No module named '\S+'|module '\S+' has no attribute '\S+'", message):
             return option, f"cannot be imported: {found[0]}"
         given = re.search(r"(?:Got value|Given value): (.*)", message)
-        expected = re.findall(r"Expected an? (.+?)(?:\. Got value|\n|$)", message)
+        expected = re.findall(r"Expected an? (.+?)(?:, but got|\. Got value|\n|$)", message)
         if given and expected:
             kinds = dict.fromkeys(_spoken(kind) for kind in expected if "path but" not in kind)
-            return option, f"expected {' or '.join(kinds)}, got {given[1]}"
+            got = "null" if given[1] == "None" else given[1]
+            return option, f"expected {' or '.join(kinds)}, got {got}"
         return option, one_line(re.sub(r'^Parser key ".+?":|in "<unicode string>", ', "", message))
 
 
