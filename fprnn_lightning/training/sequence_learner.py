@@ -99,7 +99,8 @@ class SequenceLearner(LightningModule):
         self.test_accuracy = measure(test_lengths, chance=chance)
         self.generated_accuracy = measure(test_lengths, chance=chance) if prompted else None
         self.unit = unit
-        self.bits = MeanMetric(nan_strategy="ignore")  # nan: the loss of a batch without a scored position
+        self.mean_loss = MeanMetric(nan_strategy="ignore")  # nan: the loss of a batch without a scored position
+        self.bits = MeanMetric(nan_strategy="ignore")
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the label at every position: tokens (B, T) -> (B, T, V)."""
@@ -155,7 +156,8 @@ class SequenceLearner(LightningModule):
         tokens, targets = batch
         logits = self(tokens)
         loss = _loss(logits, targets)
-        self.log("validation/loss", loss, batch_size=len(tokens), sync_dist=True)
+        self.mean_loss.update(loss, (targets != IGNORED).sum())
+        self.log("validation/loss", self.mean_loss, on_step=False, on_epoch=True)
         self._log_bits("validation", loss, targets)
         self.validation_accuracy.update(logits.argmax(-1), targets)
 

@@ -156,6 +156,19 @@ def test_evaluation_measures_every_length_in_one_pass(small_learner, small_task,
     assert tested["test/bits_per_label"] == pytest.approx(nats.item() / math.log(2), rel=1e-5)
 
 
+@pytest.mark.parametrize("evaluation_batch_size", [3, 64])
+def test_the_loss_of_validation_is_over_scored_positions_however_they_are_batched(
+    small_learner, small_trainer, evaluation_batch_size
+):
+    lengths, sizes = {"validation_lengths": [1, 9], "test_lengths": [50]}, {"train_length": 20, "longest": 9}
+    task = Copying(shortest=1, validation_sequences=30, evaluation_batch_size=evaluation_batch_size, **lengths, **sizes)
+    learner = small_learner(vocab_size=task.vocab_size, prompt_overhead=task.prompt_overhead, **lengths)
+    validated = small_trainer(limit_val_batches=1.0).validate(learner, task, verbose=False)[0]
+    tokens, targets = (torch.cat(parts) for parts in zip(*task.val_dataloader(), strict=True))
+    expected = cross_entropy(learner.cpu()(tokens).flatten(0, 1), targets.flatten()).item()
+    assert validated["validation/loss"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_parity_is_learnt(small_learner, small_task, small_trainer):
     learner, task = small_learner(learning_rate=3e-2), small_task(batch_size=64)
     trainer = small_trainer(max_steps=150)
