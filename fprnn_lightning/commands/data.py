@@ -64,6 +64,10 @@ def import_(
         ValueError: If a file cannot be read or is malformed, with the number of the line; a sequence of `test_input` is
             in `input` too; a share is out of range or leaves a file empty; or the folder exists or cannot be made.
     """
+    if vocab_size < 1:
+        raise ValueError(f"vocab_size must be at least 1, got {vocab_size}.")
+    if not input:
+        raise ValueError("input must name at least one file.")
     if test_input is not None:
         test_share = 0.0
     if validation_share < 0 or test_share < 0 or validation_share + test_share > 1:

@@ -91,8 +91,10 @@ class AssociativeRecall(SequenceTask):
         for number in self.pairs:
             if math.perm(len(self.keys), number) * math.perm(len(self.values), number) < SPLIT_SPACE:
                 raise ValueError(
-                    f"vocabulary must be larger for {number} pairs in many different ways, got {vocabulary}."
+                    f"vocabulary must be larger for {number} pairs in {SPLIT_SPACE:,} different ways, got {vocabulary}."
                 )
+        if not 0 <= power <= 1:
+            raise ValueError(f"power must be from 0 to 1, got {power:g}.")
         self.vocabulary = vocabulary
         self.power = power
         self.random_filler = random_filler

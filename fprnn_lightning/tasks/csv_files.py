@@ -86,6 +86,8 @@ class CsvFiles(SequenceTask):
         self.test_lengths = test.reached("test_lengths", self.test_lengths)
         self.validation_sequences = min(self.validation_sequences, len(validation.lines))
         self.test_sequences = min(self.test_sequences, len(test.lines))
+        validation.check_labels("validation_lengths", self.validation_lengths[-1], self.validation_sequences)
+        test.check_labels("test_lengths", self.test_lengths[-1], self.test_sequences)
 
     @property
     def name(self) -> str:
@@ -133,6 +135,11 @@ class Rows:
         if not reached:
             raise ValueError(f"{option} are {lengths}, but the longest row of {self.path} has {self.tokens.shape[1]}.")
         return reached
+
+    def check_labels(self, option: str, length: int, sequences: int) -> None:
+        """Raises ValueError if none of the first sequences has a label within a length."""
+        if (self.targets[:sequences, :length] == IGNORED).all():
+            raise ValueError(f"{self.path}: no sequence has a label within the first {length} tokens ({option}).")
 
 
 def read_csv(path: Path, vocab_size: int) -> Rows:

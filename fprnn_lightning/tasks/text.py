@@ -169,6 +169,8 @@ def find_files(files: list[str] | str | None) -> list[str]:
         files = str(Path(os.__file__).parent / "*.py")  # the modules of Python's standard library
     found = set()
     for name in [files] if isinstance(files, str) else files:
+        if not name:
+            raise ValueError("files: an empty name, a file, folder or pattern is needed.")
         path = Path(name)
         if path.is_file():
             some = [path]

@@ -166,6 +166,8 @@ def test_training_on_what_was_imported():
             "validation_share and test_share must be shares, at most",
         ),
         (["--input", "good.csv", "--test_share", "0.95"], "validation_share and test_share must be shares, at most"),
+        (["--input", "good.csv", "--vocab_size", "0"], "vocab_size must be at least 1, got 0."),
+        (["--input", "[]"], "input must name at least one file."),
         (["--input", "good.csv", "--output", "task.yaml"], "output: task.yaml exists already."),
         (["--input", "good.csv", "--output", "absent/z7"], "output: cannot make absent/z7, No such file or directory"),
         ([], "missing input"),

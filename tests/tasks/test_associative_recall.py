@@ -102,6 +102,8 @@ def test_every_sequence_counts_at_its_length_and_nearer():
         (dict(pairs=[4, 0]), r"pairs must be at least 1, got \[4, 0\]"),
         (dict(pairs=[4, 20]), "train_length must reach 80 tokens to ask for 20 pairs, got 64"),
         (dict(pairs=[8, 1], vocabulary=600), "vocabulary must be larger for 1 pairs .* got 600"),
+        (dict(power=-0.1), "power must be from 0 to 1, got -0.1"),
+        (dict(power=20.0), "power must be from 0 to 1, got 20"),
         (dict(pairs=20), "train_length must reach 80 tokens to ask for 20 pairs, got 64"),
         (dict(pairs=20, train_length=80, validation_lengths=[16]), "validation_lengths must reach 80 .* got 16"),
         (dict(pairs=20, train_length=80, test_lengths=[64]), "test_lengths must reach 80 .* got 64"),

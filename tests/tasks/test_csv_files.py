@@ -123,6 +123,14 @@ def test_bad_files_are_answered_in_one_sentence(make, text, sentence):
             r"line 3: no label within the first 3 tokens",
         ),
         (
+            dict(validation=HEADER + "0,1 2 3,3\n0,1 2 3 4,4\n", validation_lengths=[2]),
+            r"Validation=4.csv: no sequence has a label within the first 2 tokens \(validation_lengths\).",
+        ),
+        (
+            dict(test=HEADER + "0,1 2 3 4,4\n0,4,4\n", test_lengths=[3], test_sequences=1),
+            r"Test=4.csv: no sequence has a label within the first 3 tokens \(test_lengths\).",
+        ),
+        (
             dict(train=HEADER + "0,1 3 2 4,1 1 1 1\n"),
             r"Test=4.csv, line 3: this sequence is in .*Train=4.csv too, line 2",
         ),

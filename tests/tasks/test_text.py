@@ -137,6 +137,7 @@ def test_files_folders_and_patterns(tmp_path):
         ({"a": ""}, ".", r"files: ., the folder has no \*.txt that is not empty."),
         ({"a": ""}, "a.txt", "^a.txt: the file is empty."),
         ({}, [], "files must name at least one file."),
+        ({"a": "text"}, "", "files: an empty name"),
         (
             {"a": "one line\n"},
             "a.txt",
