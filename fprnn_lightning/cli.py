@@ -78,6 +78,16 @@ class Parser(SentenceErrors, LightningArgumentParser):
     """LightningCLI's parser; its errors are UsageErrors."""
 
 
+class FunctionParser(Parser):
+    """Parser of a function's options; what else a configuration says about a run is left out."""
+
+    def parse_path(self, path: Any, *args: Any, **options: Any) -> Namespace:
+        config = super().parse_path(path, *args, **options)
+        for name in vars(config).keys() & {"seed_everything", "trainer", "model", "ckpt_path", "weights_only"}:
+            del config[name]
+        return config
+
+
 class SaveConfig(Callback):
     """Writes the complete configuration of a fit into its folder; `fit --config` repeats the run from it."""
 
@@ -204,13 +214,15 @@ class CommandLine(LightningCLI):
 
     def _check_curriculum(self) -> None:
         end, available = self.model.curriculum.end, self.datamodule.train_length
-        if self.subcommand == "fit" and end > available:
-            raise UsageError(f"model.curriculum.end is {end}, must be at most data.train_length, which is {available}")
         fixed = isinstance(self.model.curriculum, FixedLength) and end == available
         if self.subcommand == "fit" and not (fixed or self.datamodule.prefix_closed):
             raise UsageError(
                 f"model.curriculum must be FixedLength with length {available}, which is data.train_length: "
                 f"sequences of {type(self.datamodule).__name__} cannot be cut"
+            )
+        if self.subcommand == "fit" and end > available:
+            raise UsageError(
+                f"model.curriculum ends at {end} tokens, data.train_length must be as many, is {available}"
             )
 
     def _check_checkpoint(self) -> None:
@@ -294,7 +306,7 @@ def run_function(module: ModuleType, names: tuple[str, ...], arguments: list[str
             {name.rstrip("_"): getattr(module, name) for name in names},  # import_ is import, a word of Python's
             args=arguments[1:],
             as_positional=False,
-            parser_class=Parser,
+            parser_class=FunctionParser,
             allow_abbrev=False,
             prog=f"{PROGRAM} {arguments[0]}",
             description=COMMANDS[arguments[0]][1],

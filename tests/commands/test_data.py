@@ -40,6 +40,13 @@ def test_splits_are_written(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("name", ["task/copying.yaml", "a5_dense.yaml"])
+def test_configurations_of_runs_are_exported_from(name):
+    config = Path(__file__).parents[2] / "configs" / name
+    assert main(["data", "export", "--config", str(config), "--data.test_sequences", "3", "--output", "test.csv"]) == 0
+    assert len(lines("test.csv")) == 1 + 3
+
+
 def test_training_on_what_was_exported():
     files = []
     Path("exported").mkdir()
