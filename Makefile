@@ -18,7 +18,7 @@ test: $(ENVIRONMENT)/installed-test
 	@echo "Checking style, then running the tests (a few minutes)."
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m "not slow" -n auto --maxprocesses 8
 
 test-slow: $(ENVIRONMENT)/installed-test
 	@echo "Running the slow tests."
