@@ -22,4 +22,5 @@ def step_size_bias(size: int) -> Tensor:
 
 def residual_weight(dt: Tensor, rate: Tensor) -> Tensor:
     """kappa with dt * kappa = 1 - exp(dt * rate), from step sizes dt > 0 and the slowest rate < 0 -> like dt."""
-    return -torch.expm1(dt * rate) / dt.clamp_min(torch.finfo(dt.dtype).tiny)
+    shortest = torch.finfo(dt.dtype).tiny ** 0.5  # where 1 / dt is far from overflow, and dt kappa 0
+    return -torch.expm1(dt * rate) / dt.clamp_min(shortest)

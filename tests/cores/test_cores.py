@@ -1,10 +1,11 @@
 """Every core against its recurrence written as a loop, one token at a time against in parallel, and its stability."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.nn import functional
 
 from fprnn_lightning.channel_mixers.householder import Householder
@@ -158,11 +159,14 @@ def test_impossible_sizes_are_refused(factory, sentence):
         factory()
 
 
-def test_step_sizes_far_out_have_finite_weights_and_gradients():
-    core = SelectiveSSM(3, states=2)
+@pytest.mark.parametrize("core", [SelectiveSSM(5, states=2), StateSpaceDual(5, states=2, head_channels=1)])
+@pytest.mark.parametrize("rate", [1e-3, 1.0, 16.0, 1e3])
+def test_step_sizes_far_out_have_finite_weights_and_gradients(core, rate):
+    core.zero_grad()
     with torch.no_grad():
-        core.dt_bias.copy_(torch.tensor([-200.0, 0.0, 200.0]))
-    raw = [torch.zeros(1, 4, size) for size in (1, 2, 2)]
-    y, _ = core.sequence_pass(core.gates(raw[0], raw[1] + 1, raw[2] + 1, torch.ones(1, 4, 3)), torch.ones(1, 4, 3))
+        core.A_log.fill_(math.log(rate))
+        core.dt_bias.copy_(torch.tensor([-200.0, -100.0, -86.5, 0.0, 200.0]))
+    raw = [torch.zeros(1, 4, size) for size in (core.decay_channels, 2, 2)]
+    y, _ = core.sequence_pass(core.gates(raw[0], raw[1] + 1, raw[2] + 1, torch.ones(1, 4, 5)), torch.ones(1, 4, 5))
     y.sum().backward()
-    assert y.isfinite().all() and isinstance(core.dt_bias, nn.Parameter) and core.dt_bias.grad.isfinite().all()
+    assert y.isfinite().all() and core.dt_bias.grad.isfinite().all() and core.A_log.grad.isfinite().all()
