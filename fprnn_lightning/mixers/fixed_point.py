@@ -125,7 +125,7 @@ class FixedPointMixer(RecurrentMixer):
         initial = self._previous.to(zeros) if self._previous.shape == zeros.shape else zeros
         y = self._solve(iterate, initial, items, iterations, self._report, fused)
         if self.warm_start:
-            self._previous = y.detach()
+            self._previous = y.detach().nan_to_num(0, 0, 0)  # or one overflow would spoil all batches to come
         return y
 
     def _solve(
@@ -166,4 +166,4 @@ def _iterations(cap: int | IterationCap, time: int, draw: int = 0) -> int:
 def _add_to(report: Report, prefix: str, solution: Solution) -> None:
     """What a solution says of itself, of all prefixes of a sequence that of the whole one."""
     parts = {"iterations": solution.steps, "residual": solution.residual, "converged": solution.converged}
-    report |= {f"{prefix}{name}": part if part.dim() == 1 else part[:, -1] for name, part in parts.items()}
+    report |= {f"{prefix}{name}": part if part.dim() == 1 else part[:, -1].clone() for name, part in parts.items()}

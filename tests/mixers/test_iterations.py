@@ -140,6 +140,13 @@ def test_a_warm_start_goes_on_from_the_previous_batch_in_training_only(x):
     assert torch.equal(warm.eval()(x), cold.eval()(x))
 
 
+def test_a_warm_start_forgets_what_is_not_finite(x):
+    cold, warm = (_mixer(warm_start=warm_start) for warm_start in (False, True))
+    for bad in (torch.nan, torch.inf):
+        warm(torch.full_like(x, bad))
+        assert torch.equal(warm(x), cold(x))
+
+
 def test_a_warm_start_carries_no_gradient(x):
     mixer = _mixer(warm_start=True, gradient=Unrolled())
     for _ in range(2):
@@ -164,6 +171,13 @@ def test_memory_does_not_grow_with_the_iterations_unless_they_are_unrolled(solve
         once = saved(gradient, 2)
         assert once > 0 and saved(gradient, 8) == saved(gradient, 32) == once
     assert 2 * saved(Unrolled(), 2) < saved(Unrolled(), 8) < saved(Unrolled(), 32) / 3
+
+
+def test_diagnostics_hold_no_more_memory_than_they_tell(x):
+    mixer = _mixer().eval()
+    mixer(x)
+    for part in mixer.diagnostics().values():
+        assert part.untyped_storage().nbytes() == part.nbytes
 
 
 def test_diagnostics_tell_of_the_gradient_after_backward(x):
