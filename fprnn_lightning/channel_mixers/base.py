@@ -82,7 +82,10 @@ class ChannelMixer(nn.Module, ABC, Generic[Coefficients]):
         return (self._factorise if self.channels <= LARGEST_FACTORISED else self._iterate)(q, gain, v)
 
     def _factorise(self, q: Coefficients, gain: Tensor, v: Tensor) -> Tensor:
-        """M^-1 v by M = LU. The gradient is that of one Newton step at the solution, dh = M^-1 (dv - dM h)."""
+        """M^-1 v by M = LU. The gradient is that of one Newton step at the solution, dh = M^-1 (dv - dM h).
+
+        It is right once: a second derivative misses how M^-1 changes.
+        """
         with torch.no_grad():
             identity = torch.eye(self.channels, dtype=v.dtype, device=v.device)
             columns = identity.reshape(self.channels, *(1,) * (v.dim() - 1), self.channels)

@@ -5,7 +5,7 @@ onto the eigenspace of the largest, over its dimension. Then lambda_max ~ tr(P S
 lambda_i^m, too small by at most a share (d - 1) / (e m) whatever the gaps between eigenvalues: for m = 1 / (e eps)
 this is d eps, like the rounding of a product of d x d matrices. Its gradient with S held fixed is S: that of
 lambda_max where it is simple, and where it is repeated the mean over the eigenspace, a subgradient. It is always
-finite, as no difference of eigenvalues is divided by.
+finite, as no difference of eigenvalues is divided by; a second derivative misses how S changes.
 """
 
 import math

@@ -1,7 +1,7 @@
 """A core is a diagonal sequence mixer, which a channel mixer may make dense.
 
 Of every token it first makes the *value* w_t, and passes it over time. Where there is a channel mixer Q, the *residual*
-(I - Q)(y - w) comes in with it, weighted so that a fixed point's loop is as stable as the core alone:
+(I - Q)(y - w) comes in with it, weighted so that each token's fixed point is stable where ||I - Q|| < 1:
 
     y = core(w + kappa * residual),    diagonal: Q = I, so residual = 0,    fixed point: residual = (I - Q)(y - w).
 

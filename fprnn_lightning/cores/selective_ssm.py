@@ -10,9 +10,10 @@ in is above it and would make the loop unstable. So the residual's weight is tha
 
     dt * kappa = 1 - exp(dt max A) = 1 - lambda,    and so    ||H_t|| (1 - (1 - lambda) ||I - Q||) <= lambda ||H_{t-1}||
 
-without input, for unit b and c and one lambda: no growth while ||I - Q|| <= 1. The paper's loop instead takes dt, keeps
-D in the loop and normalises y there; such a loop has several fixed points (two of opposite sign along a direction that
-Q removes), and which one is found depends on where it starts. Here only what is seen of y is normalised.
+without input, for unit b and c and one lambda: no growth while ||I - Q|| <= 1. Where channels differ in lambda, which
+changes from token to token, steps that shrink alone may grow together, here as in FP-RNN. The paper's loop instead
+takes dt, keeps D in the loop and normalises y there; such a loop has several fixed points (two of opposite sign along a
+direction that Q removes), and which one is found depends on where it starts. Here only what is seen of y is normalised.
 
 Source: Mamba (arXiv 2312.00752), algorithm 2; in the fixed point: Fixed-Point RNNs (arXiv 2503.10799), equation 12.
 """

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from fprnn_lightning.channel_mixers.householder import Householder
-from fprnn_lightning.cores import Core
+from fprnn_lightning.channel_mixers.householder import Householder, Reflections
+from fprnn_lightning.cores import Core, selective_ssm
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
 from fprnn_lightning.cores.selective_ssm import SelectiveSSM
 from fprnn_lightning.cores.state_space_dual import StateSpaceDual
@@ -143,6 +143,23 @@ def test_no_channel_mixer_that_shortens_makes_a_selective_core_grow(dt, states, 
             new = core.next_carry(gates, carry, mixer.residual_apply(q, y))
             assert new.norm() <= carry.norm() * (1 + 1e-9)
             carry = new
+
+
+@pytest.mark.parametrize("core", [GatedDiagonal(2), SelectiveSSM(2, states=1)])
+def test_steps_of_several_lambdas_that_shrink_alone_may_grow_together(core):
+    """Either token keeps one channel and sets the other to three times it, where Q removes the direction."""
+    mixer, zeros = Householder(2), torch.zeros(1, 2, dtype=torch.double)
+    carry, one = zeros + 1, torch.ones(1, 1, dtype=torch.double)
+    for direction in 3 * ([1.0, -3.0], [-3.0, 1.0]):
+        u = functional.normalize(torch.tensor([[direction]], dtype=torch.double), dim=-1)
+        q = Reflections(u, 0.999999 * one)
+        decay = u[:, 0].abs().lt(0.5).double().clamp(1e-6, 1 - 1e-6)  # of the longer component 0, of the other 1
+        gates = selective_ssm.Gates(zeros, -decay.log(), one, one)
+        if core.carries_output:
+            gates = core.gates(decay.logit(), zeros, None, zeros)
+        offset, gain = core.token_pass(gates, carry if core.carries_output else carry[..., None])
+        carry = mixer.solve(q, gain, offset)
+    assert mixer.residual_bound(q) < 1 and carry.norm() > 700
 
 
 @pytest.mark.parametrize(
