@@ -9,11 +9,11 @@ from torch.nn import functional
 
 
 class CausalConvolution(nn.Module):
-    """y_t = SiLU( bias + sum_k filter_k * x_{t-k} ) over the last tokens, with x = 0 before the first.
+    """y_t = SiLU( bias + sum_k filter_k * x_{t-K+1+k} ) over the last K tokens, with x = 0 before the first.
 
     Args:
         channels: D.
-        tokens: how many tokens each output sees, its own among them.
+        tokens: K, how many tokens each output sees, its own among them.
     """
 
     def __init__(self, channels: int, tokens: int) -> None:
