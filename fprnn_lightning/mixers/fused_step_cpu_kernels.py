@@ -14,78 +14,37 @@ from functools import cache
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit
 from torch import Tensor
 
 from fprnn_lightning.channel_mixers.householder import SHORTEST
 from fprnn_lightning.mixers.recurrent import NORM_EPSILON
-from fprnn_lightning.scan.selective_cpu_kernels import LOG2_E, exp2
+from fprnn_lightning.mixers.token_cpu_kernels import (
+    FAST,
+    SMALLEST_SHARE,
+    layouts,
+    magnitude,
+    mix,
+    number,
+    read_term,
+    sigmoid,
+)
+from fprnn_lightning.scan.selective_cpu_kernels import LOG2_E
 from fprnn_lightning.scan.thread_kernels import ZEROS, compile_worker, place, row, run, take_ticket, version
-
-SMALLEST_SHARE = 8192  # numbers of the state; below, waking a second core costs more than it saves
 
 # A job: a ticket counter and numbers, then for each tensor its address and the bytes to the next sequence and token
 BATCH, TIME, CHANNELS, RANK, PRODUCT, NORMALISE, HEAD = range(1, 8)
 RAW, DECAY_READ, MIXER_READ, INPUT_READ, X, Y, OUT, CHANGE, SIZE, TENSORS = range(10)
-ABSENT = (0, 0, 0)
-
-# Sums may be reordered, so that they are vectorised; NaN and infinity keep their meaning, so that divergence is seen.
-_FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
-@intrinsic
-def _magnitude(typingctx, x):
-    """The bits of |x| as an integer: in the order of the numbers, NaN being the largest."""
-    integer = {types.float32: types.int32, types.float64: types.int64}[x]
-
-    def generate(context, builder, signature, arguments):
-        kind = ir.IntType(integer.bitwidth)
-        return builder.and_(builder.bitcast(arguments[0], kind), kind(2 ** (integer.bitwidth - 1) - 1))
-
-    return integer(x), generate
-
-
-@intrinsic
-def _number(typingctx, bits):
-    """The number that has these bits."""
-    real = {types.int32: types.float32, types.int64: types.float64}[bits]
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], context.get_value_type(real))
-
-    return real(bits), generate
-
-
-@njit(fastmath=False, error_model="numpy")  # not fast, which it would take over, as exp2's order of sums matters
-def _sigmoid(x, one, rate):
-    """1 / (1 + e^-x), for a rate of -log2 e."""
-    return one / (one + exp2(rate * x))
-
-
-@njit
-def _copy(out, source, size, zero):
-    out, source = row(out, size, zero), row(source, size, zero)
-    for k in range(size):
-        out[k] = source[k]
-
-
-@njit(fastmath=_FAST)
-def _add_read(terms, raw, read, scale, size, zero):
-    terms, raw, read = row(terms, size, zero), row(raw, size, zero), row(read, size, zero)
-    for k in range(size):
-        terms[k] = raw[k] + scale * read[k]
-
-
-@njit(fastmath=_FAST)
+@njit(fastmath=FAST)
 def _gate(decay, D, one, rate):
     decay = row(decay, D, one)
     for d in range(D):
-        decay[d] = _sigmoid(decay[d], one, rate)
+        decay[d] = sigmoid(decay[d], one, rate)
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=FAST)
 def _difference(value, x, y, v, taken, D, one):
     """w = (1 + input) * x in the place of its term, v = y - w, nothing taken yet; returns the sum of y^2."""
     value, x, y, v, taken = row(value, D, one), row(x, D, one), row(y, D, one), row(v, D, one), row(taken, D, one)
@@ -100,39 +59,19 @@ def _difference(value, x, y, v, taken, D, one):
     return square
 
 
-@njit(fastmath=_FAST)
-def _reflect(n, v, taken, keep, D, one, rate):
-    """silu(n) in the place of n; returns its square and its product with v, less what was taken if keep is 1."""
-    n, v, taken = row(n, D, one), row(v, D, one), row(taken, D, one)
-    square, dot = one - one, one - one
-    for d in range(D):
-        u = n[d] * _sigmoid(n[d], one, rate)
-        n[d] = u
-        square += u * u
-        dot += u * (v[d] - keep * taken[d])
-    return square, dot
-
-
-@njit(fastmath=_FAST)
-def _take(taken, u, coefficient, D, zero):
-    taken, u = row(taken, D, zero), row(u, D, zero)
-    for d in range(D):
-        taken[d] += coefficient * u[d]
-
-
-@njit(fastmath=_FAST)
+@njit(fastmath=FAST)
 def _pass_on(decay, value, taken, y, before, out, D, zero):
     """h_t from h_{t-1}; returns the largest |h_t - y_t| and |h_t|."""
     decay, value, taken, y = row(decay, D, zero), row(value, D, zero), row(taken, D, zero), row(y, D, zero)
     before, out = row(before, D, zero), row(out, D, zero)
-    change, size = _magnitude(zero), _magnitude(zero)
+    change, size = magnitude(zero), magnitude(zero)
     for d in range(D):
         mixed = value[d] + taken[d]
         h = mixed + decay[d] * (before[d] - mixed)
         out[d] = h
-        change = max(change, _magnitude(h - y[d]))
-        size = max(size, _magnitude(h))
-    return _number(change), _number(size)
+        change = max(change, magnitude(h - y[d]))
+        size = max(size, magnitude(h))
+    return number(change), number(size)
 
 
 @njit
@@ -154,21 +93,13 @@ def _sequence(job, b, scratch):
     for t in range(job[TIME]):
         raw = place(_tensor(job, RAW), b, t)
         for first, count, i in ((0, D, DECAY_READ), (D, R * D + R, MIXER_READ), (strengths + R, D, INPUT_READ)):
-            part, layout = first * size, _tensor(job, i)
-            if t > 0 and layout[0] != 0:
-                _add_read(terms + part, raw + part, place(layout, b, t - 1), scale, count, zero)
-            else:
-                _copy(terms + part, raw + part, count, zero)
+            part = first * size
+            read_term(terms + part, raw + part, _tensor(job, i), b, t, scale, count, zero)
         x, y, out = place(_tensor(job, X), b, t), place(_tensor(job, Y), b, t), place(_tensor(job, OUT), b, t)
         _gate(terms, D, one, rate)
         mean = _difference(value, x, y, v, taken, D, one) / numbers(D)
         scale = one / np.sqrt(mean + numbers(NORM_EPSILON)) if job[NORMALISE] else one
-        for r in range(R - 1, -1, -1):
-            u = terms + (1 + r) * channels
-            square, dot = _reflect(u, v, taken, keep, D, one, rate)
-            length = max(np.sqrt(square), numbers(SHORTEST))
-            strength = _sigmoid(scratch[strengths + r], one, rate)
-            _take(taken, u, strength * dot / (length * length), D, zero)
+        mix(terms + channels, terms + strengths * size, v, taken, R, keep, D, one, rate)
         change, largest = _pass_on(terms, value, taken, y, before, out, D, zero)
         row(place(_tensor(job, CHANGE), b, t), 1, zero)[0] = change
         row(place(_tensor(job, SIZE), b, t), 1, zero)[0] = largest
@@ -228,12 +159,8 @@ def iterate(
         change: filled, contiguous.
         size: filled, contiguous.
     """
-    (B, T, D), size_of = x.shape, x.element_size()
+    B, T, D = x.shape
     reads = [None if read is None else read.to(x.dtype) for read in (decay_read, mixer_read, input_read)]
-    layouts = [
-        ABSENT if each is None else (each.data_ptr(), each.stride(0) * size_of, each.stride(1) * size_of)
-        for each in (raw, *reads, x, y, out, change, size)
-    ]
     threads = max(1, min(torch.get_num_threads(), B, B * T * D // SMALLEST_SHARE))
-    job = 0, B, T, D, rank, product, normalise, *(number for layout in layouts for number in layout)
+    job = 0, B, T, D, rank, product, normalise, *layouts(raw, *reads, x, y, out, change, size)
     run(_worker(x.dtype), job, threads)
