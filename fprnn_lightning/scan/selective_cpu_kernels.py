@@ -60,30 +60,47 @@ _NEAR = Chebyshev.interpolate(lambda f: expm1(f * math.log(2)) / f, 5, [-0.5, 0.
 _TERMS = {32: [*_NEAR.coef], 64: [math.log(2) ** k / math.factorial(k) for k in range(1, 14)]}
 
 
+def _exp2_parts(builder, x, constant):
+    """Polynomial p(f), for a constant of 1, and power 2^k of 2^x = p(f) 2^k with k the integer next to x.
+
+    Adding 1.5 2^mantissa + bias leaves k + bias in the lowest bits, which shifted to the exponent's place are 2^k.
+    """
+    real = x.type
+    bits, mantissa = (32, 23) if real == ir.FloatType() else (64, 52)
+    bias, integer = 2 ** (bits - mantissa - 2) - 1, ir.IntType(bits)
+    multiply_add = builder.module.declare_intrinsic("llvm.fmuladd", [real], ir.FunctionType(real, [real] * 3))
+    x = builder.select(builder.fcmp_ordered("<", x, real(-bias)), real(-bias), x)  # NaN stays
+    x = builder.select(builder.fcmp_ordered(">", x, real(bias + 1)), real(bias + 1), x)
+    shift = real(1.5 * 2**mantissa + bias)
+    shifted = builder.fadd(x, shift)
+    f = builder.fsub(x, builder.fsub(shifted, shift))
+    *lower, p = map(real, map(float, [constant, *_TERMS[bits]]))
+    for term in reversed(lower):
+        p = builder.call(multiply_add, [p, f, term])
+    return p, builder.bitcast(builder.shl(builder.bitcast(shifted, integer), integer(mantissa)), real), multiply_add
+
+
 @intrinsic
 def exp2(typingctx, z):
-    """2^z to about one unit in the last place: p(f) 2^k with k the integer next to z, without branches or calls.
+    """2^z to about one unit in the last place, without branches or calls.
 
-    Adding 1.5 2^mantissa + bias leaves k + bias in the lowest bits, which shifted to the exponent's place are 2^k. From
-    half a binade before overflow on the result is inf, below the smallest normal number it is 0.
+    From half a binade before overflow on the result is inf, below the smallest normal number it is 0.
     """
-    bits, mantissa = {types.float32: (32, 23), types.float64: (64, 52)}[z]
-    bias = 2 ** (bits - mantissa - 2) - 1
 
     def generate(context, builder, signature, arguments):
-        (x,) = arguments
-        real, integer = x.type, ir.IntType(bits)
-        multiply_add = builder.module.declare_intrinsic("llvm.fmuladd", [real], ir.FunctionType(real, [real] * 3))
-        x = builder.select(builder.fcmp_ordered("<", x, real(-bias)), real(-bias), x)  # NaN stays
-        x = builder.select(builder.fcmp_ordered(">", x, real(bias + 1)), real(bias + 1), x)
-        shift = real(1.5 * 2**mantissa + bias)
-        shifted = builder.fadd(x, shift)
-        f = builder.fsub(x, builder.fsub(shifted, shift))
-        *lower, p = map(real, map(float, [1.0, *_TERMS[bits]]))
-        for term in reversed(lower):
-            p = builder.call(multiply_add, [p, f, term])
-        power = builder.bitcast(builder.shl(builder.bitcast(shifted, integer), integer(mantissa)), real)
+        p, power, _ = _exp2_parts(builder, arguments[0], 1)
         return builder.fmul(p, power)
+
+    return z(z), generate
+
+
+@intrinsic
+def exp2_minus_1(typingctx, z):
+    """2^z - 1, as exact where it is small: (p(f) - 1) 2^k + (2^k - 1)."""
+
+    def generate(context, builder, signature, arguments):
+        p, power, multiply_add = _exp2_parts(builder, arguments[0], 0)
+        return builder.call(multiply_add, [p, power, builder.fsub(power, power.type(1))])
 
     return z(z), generate
 
