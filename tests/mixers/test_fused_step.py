@@ -14,8 +14,8 @@ from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
 from fprnn_lightning.mixers import fixed_point
 from fprnn_lightning.mixers.fixed_point import FixedPointMixer
 from fprnn_lightning.mixers.fused_step import FusedStep, fused_step
-from fprnn_lightning.mixers.fused_step_cpu_kernels import SMALLEST_SHARE
 from fprnn_lightning.mixers.recurrent import RecurrentMixer, StateDependence, shift
+from fprnn_lightning.mixers.token_cpu_kernels import SMALLEST_SHARE
 from fprnn_lightning.solvers import Stopping
 from fprnn_lightning.solvers.gradients import Implicit, OneStep
 from fprnn_lightning.solvers.items import PREFIXES, SEQUENCES, Items
@@ -32,9 +32,7 @@ def composed(mixer: RecurrentMixer, x: Tensor, raw: Tensor, y: Tensor) -> Tensor
 
 
 def make_step(mixer: FixedPointMixer, x: Tensor, raw: Tensor, initial: Tensor, items: Items = PREFIXES) -> FusedStep:
-    product = type(mixer.channel_mixer) is Householder
-    options = mixer.channel_mixer.rank, product, mixer.dependence.normalise
-    return FusedStep("cpu", mixer.terms, *options, x, raw, initial, items)
+    return FusedStep("cpu", mixer, x, raw, initial, items)
 
 
 def inputs(mixer: FixedPointMixer, batch: int, time: int) -> tuple[Tensor, Tensor]:

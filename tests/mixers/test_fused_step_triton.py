@@ -4,7 +4,6 @@ import pytest
 import torch
 from test_fused_step import composed, largest, make_mixer
 
-from fprnn_lightning.channel_mixers.householder import Householder
 from fprnn_lightning.mixers.fused_step import FusedStep
 from fprnn_lightning.mixers.recurrent import StateDependence
 from fprnn_lightning.solvers.items import PREFIXES
@@ -18,8 +17,7 @@ def check(mixer, batch: int, time: int, tolerance: float) -> None:
     mixer = mixer.to(DEVICE)
     x = torch.randn(batch, time, mixer.core.channels, dtype=dtype, device=DEVICE)
     raw, y = mixer.terms.from_input(x), torch.zeros_like(x)
-    options = mixer.channel_mixer.rank, type(mixer.channel_mixer) is Householder, mixer.dependence.normalise
-    step = FusedStep("triton", mixer.terms, *options, x, raw, y, PREFIXES)
+    step = FusedStep("triton", mixer, x, raw, y, PREFIXES)
     for _ in range(3):
         expected, found = composed(mixer, x, raw, y), step(y)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
@@ -57,6 +55,6 @@ def test_divergence_is_seen():
     x = torch.randn(2, 4, 9, device=DEVICE)
     y = torch.randn_like(x)
     y[1, 2, 3] = torch.nan
-    step = FusedStep("triton", mixer.terms, 1, True, True, x, mixer.terms.from_input(x), torch.zeros_like(x), PREFIXES)
+    step = FusedStep("triton", mixer, x, mixer.terms.from_input(x), torch.zeros_like(x), PREFIXES)
     measured = step.measure(y, step(y))
     assert measured[1, 2:].isnan().all() and measured[1, :2].isfinite().all() and measured[0].isfinite().all()
