@@ -1,6 +1,5 @@
 """The fused iteration of Mamba's core against the composed one: values, what is measured, outputs and gradients."""
 
-from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -8,18 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_fused_step import composed, inputs, largest, make_mixer, make_step, outputs_and_gradients
+from test_fused_step import composed, inputs, largest, make_mixer, make_step
 
 from fprnn_lightning.cores.selective_ssm import SelectiveSSM
-from fprnn_lightning.mixers import fixed_point, fused_step
+from fprnn_lightning.mixers import fused_step
 from fprnn_lightning.mixers.fixed_point import FixedPointMixer
 from fprnn_lightning.mixers.fused_selective_step_cpu_kernels import drive, step_sizes
-from fprnn_lightning.mixers.fused_step import FusedStep
 from fprnn_lightning.mixers.recurrent import StateDependence
 from fprnn_lightning.mixers.token_cpu_kernels import SMALLEST_SHARE
 from fprnn_lightning.scan.selective_cpu_kernels import LOG2_E
-from fprnn_lightning.solvers import Stopping
-from fprnn_lightning.solvers.gradients import Implicit, OneStep
 from fprnn_lightning.solvers.items import PREFIXES, SEQUENCES
 
 
@@ -155,32 +151,3 @@ def test_what_has_no_kernel_falls_back(monkeypatch):
     assert unit(other, other.solver, x, other.terms.from_input(x), x, SEQUENCES) is None
     monkeypatch.setattr(fused_step, "resolve_backend", lambda x: "triton")
     assert unit(fits, fits.solver, x, fits.terms.from_input(x), x, SEQUENCES) is None
-
-
-@pytest.mark.parametrize("rule", [OneStep(), Implicit(tolerance=1e-10)], ids=str)
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("switches", [(True,) * 5, (True, False, True, True, False, True), (False,) * 4 + (True,)])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_mixer_has_the_same_outputs_gradients_and_report(rule, training, switches, autocast, monkeypatch):
-    torch.manual_seed(0)
-    options = {"dependence": StateDependence(*switches), "gradient": rule, "stopping": Stopping(1e-3)}
-    mixer = make_mamba(5, 2, convolution=2, **options).train(training)
-    mixer = mixer if autocast else mixer.double()
-    x = torch.randn(4, 9, 5, dtype=torch.float32 if autocast else torch.float64)
-    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-        fused = outputs_and_gradients(mixer, x)
-        monkeypatch.setattr(fixed_point, "fused_step", lambda *_, **__: None)
-        plain = outputs_and_gradients(mixer, x)
-    for name in fused.keys() - (mixer.diagnostics().keys() if autocast else set()):
-        scale = plain[name].abs().max()
-        allowed = (0.05 if autocast else 1e-9) * scale + 1e-12
-        assert (fused[name] - plain[name]).abs().max() <= allowed, name
-
-
-def test_the_mixer_does_use_it(monkeypatch):
-    calls = []
-    call = FusedStep.__call__
-    monkeypatch.setattr(FusedStep, "__call__", lambda step, y: calls.append(y) or call(step, y))
-    mixer = make_mamba(4, train_iterations=5, stopping=Stopping(0.0))
-    mixer(torch.randn(2, 3, 4)).sum().backward()
-    assert len(calls) == 4  # and the last one is recorded
