@@ -6,6 +6,7 @@ from inspect import isabstract
 import pytest
 import torch
 
+from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
 from fprnn_lightning.cores.selective_ssm import SelectiveSSM
 from fprnn_lightning.cores.state_space_dual import StateSpaceDual
 from fprnn_lightning.mixers import SequenceMixer
@@ -170,13 +171,14 @@ def test_bfloat16_autocast_stays_near_float32(mixer):
     rounded.float().sum().backward()
 
 
-@pytest.mark.parametrize("core", [_mamba, _mamba_2])
+@pytest.mark.parametrize("core", [GatedDiagonal, _mamba, _mamba_2])
 def test_a_long_sequence_under_bfloat16_autocast_stays_finite(core):
     """A loop that is stable only in exact arithmetic, or in short sequences, would not."""
     torch.manual_seed(0)
     mixer = FixedPointMixer(WIDTH, 1.5, core, train_iterations=12, gradient=Implicit(12, 1e-2))
     with torch.no_grad():
-        mixer.core.dt_bias += 3
+        for bias in (part for name, part in mixer.core.named_parameters() if name == "dt_bias"):
+            bias += 3
         mixer.terms.from_input.weight *= 3
     with torch.autocast("cpu", torch.bfloat16):
         y = mixer(torch.randn(1, 2048, WIDTH))
