@@ -148,6 +148,6 @@ def _row(mixer: str, step: TrainingStep, seconds: float, ratio: float) -> dict[s
         "channels": channels,
         "milliseconds": f"{1e3 * seconds:.2f}",
         "tokens_per_second": f"{batch * time / seconds:.0f}",
-        "peak_megabytes": f"{step.peak_bytes() / 1e6:.1f}",
+        "peak_megabytes": f"{step.peak_bytes() / 1e6:.3f}",
         "ratio_to_lstm": f"{ratio:.2f}",
     }

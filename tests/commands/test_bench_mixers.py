@@ -13,7 +13,7 @@ from fprnn_lightning.commands import bench_mixers, timing
 def rows(tmp_path_factory) -> list[dict[str, str]]:
     output = tmp_path_factory.mktemp("bench") / "mixers.csv"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_mixers, "SHAPES", ((2, 9), (3, 4)))
+        patch.setattr(bench_mixers, "SHAPES", ((2, 9), (8, 32)))
         patch.setattr(bench_mixers, "WIDTH", 32)
         patch.setattr(timing, "SECONDS", 0.0)
         patch.setattr(torch.cuda, "is_available", lambda: False)
@@ -27,7 +27,7 @@ def test_every_mixer_is_timed_at_every_shape(rows):
         "mixer", "batch", "time", "channels", "milliseconds", "tokens_per_second", "peak_megabytes", "ratio_to_lstm",
     ]  # fmt: skip
     named = {"lstm", *bench_mixers.MIXERS, *(f"{name} bfloat16" for name in bench_mixers.BFLOAT16)}
-    for batch, time in ((2, 9), (3, 4)):
+    for batch, time in ((2, 9), (8, 32)):
         shape = (str(batch), str(time), "32")
         assert named <= {row["mixer"] for row in rows if (row["batch"], row["time"], row["channels"]) == shape}
     for row in rows:
