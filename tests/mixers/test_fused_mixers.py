@@ -1,4 +1,7 @@
-"""Fixed-point mixers with the fused iteration against the same without: outputs, gradients, and what they report."""
+"""What the fused iterations of all cores have in common, and fixed-point mixers with and without it.
+
+Any memory layout, divergence; outputs, gradients and reports.
+"""
 
 from contextlib import nullcontext
 from functools import partial
@@ -6,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from test_fused_selective_step import make_mamba
-from test_fused_step import make_mixer
+from test_fused_step import composed, inputs, make_mixer, make_step
 from torch import Tensor
 
 from fprnn_lightning.mixers import fixed_point
@@ -29,6 +32,34 @@ def outputs_and_gradients(mixer: FixedPointMixer, x: Tensor) -> dict[str, Tensor
 every_core = pytest.mark.parametrize(
     "make", [make_mixer, partial(make_mamba, convolution=2)], ids=["FP-RNN", "FP-Mamba"]
 )
+
+
+@pytest.mark.parametrize(("make", "tolerance"), [(make_mixer, 1e-12), (make_mamba, 1e-11)], ids=["FP-RNN", "FP-Mamba"])
+@torch.no_grad()
+def test_tensors_may_lie_in_any_way(make, tolerance):
+    torch.manual_seed(0)
+    mixer = make(5).double()
+    x, raw = inputs(mixer, 4, 7)
+    y = torch.randn_like(x)
+    step = make_step(mixer, *(each.mT.contiguous().mT for each in (x, raw)), torch.zeros_like(x))
+    expected = composed(mixer, x, raw, y)
+    for how in (lambda y: y.transpose(0, 1).contiguous().transpose(0, 1), lambda y: y.mT.contiguous().mT):
+        torch.testing.assert_close(step(how(y)), expected, rtol=tolerance, atol=1e-12)
+
+
+@every_core
+@torch.no_grad()
+def test_divergence_is_seen_and_stays_in_its_sequence(make):
+    torch.manual_seed(0)
+    mixer = make(6)
+    x, raw = inputs(mixer, 3, 5)
+    y = torch.randn_like(x)
+    y[1, 2, 3] = torch.nan
+    step = make_step(mixer, x, raw, torch.zeros_like(x))
+    f_y = step(y)
+    measured = step.measure(y, f_y)
+    assert measured[1, 2:].isnan().all() and measured[1, :2].isfinite().all() and measured[[0, 2]].isfinite().all()
+    assert f_y[[0, 2]].isfinite().all() and f_y[1, 2:].isnan().all()
 
 
 @every_core
