@@ -17,7 +17,15 @@ from torch.nn.functional import cross_entropy
 
 from fprnn_lightning.commands.bench_mixers import mixers as mixers
 from fprnn_lightning.commands.bench_solver import solver as solver
-from fprnn_lightning.commands.timing import cpu_clock, gpu_clock, keep_freed_memory, medians, report
+from fprnn_lightning.commands.timing import (
+    clock_of,
+    cpu_clock,
+    gpu_clock,
+    keep_freed_memory,
+    medians,
+    name_of,
+    report,
+)
 from fprnn_lightning.mixers.dense import DenseMixer
 from fprnn_lightning.model import SequenceModel
 from fprnn_lightning.scan import linear_scan, resolve_backend, selective_scan, state_space_dual
@@ -69,8 +77,7 @@ def scan(backend: Backend = "auto", output: Path | None = None) -> None:
             rows += _scan_rows(function, inputs, shape, each)
         if case is selective_case and not on_gpu:
             rows.append(_exponentials_row(shape))
-    where = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} CPU threads"
-    report(f"scans against {'a copy' if on_gpu else 'torch.add'}, {where}", rows, output)
+    report(f"scans against {'a copy' if on_gpu else 'torch.add'}, {name_of(device)}", rows, output)
 
 
 def data(output: Path | None = None) -> None:
@@ -155,8 +162,8 @@ def _data_row(task: SequenceTask) -> dict[str, object]:
 
 def _training_rate(vocab_size: int) -> float:
     """Tokens per second of training steps on random tokens."""
-    on_gpu = torch.cuda.is_available()
-    with torch.device("cuda" if on_gpu else "cpu"):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with device:
         model = SequenceModel(vocab_size, DenseMixer, width=128)
         tokens = torch.randint(vocab_size, TRAINING_BATCH)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -166,7 +173,7 @@ def _training_rate(vocab_size: int) -> float:
         cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
         optimizer.step()
 
-    (seconds,) = medians(gpu_clock if on_gpu else cpu_clock, step)
+    (seconds,) = medians(clock_of(device), step)
     return tokens.numel() / seconds
 
 

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from fprnn_lightning.channel_mixers.householder import Householder
 from fprnn_lightning.channel_mixers.kronecker import Kronecker
 from fprnn_lightning.channel_mixers.low_rank import LowRank
-from fprnn_lightning.commands.timing import cpu_clock, gpu_clock, keep_freed_memory, medians, report
+from fprnn_lightning.commands.timing import clock_of, keep_freed_memory, medians, name_of, report
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
 from fprnn_lightning.cores.selective_ssm import SelectiveSSM
 from fprnn_lightning.cores.state_space_dual import StateSpaceDual
@@ -80,21 +80,20 @@ def mixers(output: Path | None = None) -> None:
     for shape in SHAPES:
         x = torch.randn(*shape, WIDTH, device=device)
         lstm = TrainingStep(LSTMMixer, x)
-        rows.append(_row("lstm", lstm, *medians(_clock(device), lstm), 1.0))
+        rows.append(_row("lstm", lstm, *medians(clock_of(device), lstm), 1.0))
         for name, factory in MIXERS.items():
             for bfloat16 in (False, True) if name in BFLOAT16 else (False,):
                 label = f"{name} bfloat16" if bfloat16 else name
                 print(f"timing {label} {shape}", file=sys.stderr)
                 step = TrainingStep(factory, x, bfloat16)
-                seconds, lstm_seconds = medians(_clock(device), step, lstm)
+                seconds, lstm_seconds = medians(clock_of(device), step, lstm)
                 rows.append(_row(label, step, seconds, seconds / lstm_seconds))
     for rule, iterations in itertools.product((OneStep(), Implicit(), Unrolled()), MEMORY_ITERATIONS):
         step = TrainingStep(partial(fixed_point, iterations=iterations, gradient=rule), x)
-        seconds, lstm_seconds = medians(_clock(device), step, lstm)
+        seconds, lstm_seconds = medians(clock_of(device), step, lstm)
         label = f"fp_rnn {type(rule).__name__}, {iterations} iterations"
         rows.append(_row(label, step, seconds, seconds / lstm_seconds))
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    report(f"training step of mixers of width {WIDTH} against torch's LSTM, {where}", rows, output)
+    report(f"training step of mixers of width {WIDTH} against torch's LSTM, {name_of(device)}", rows, output)
 
 
 class TrainingStep:
@@ -133,10 +132,6 @@ class TrainingStep:
         changes = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
         changes.sort(key=lambda event: event.start_ns())
         return max(itertools.accumulate((event.nbytes() for event in changes), initial=0))
-
-
-def _clock(device: torch.device) -> Callable:
-    return gpu_clock if device.type == "cuda" else cpu_clock
 
 
 def _row(mixer: str, step: TrainingStep, seconds: float, ratio: float) -> dict[str, object]:

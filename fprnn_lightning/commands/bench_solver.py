@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fprnn_lightning.commands.timing import cpu_clock, gpu_clock, keep_freed_memory, medians, report
+from fprnn_lightning.commands.timing import clock_of, keep_freed_memory, medians, name_of, report
 from fprnn_lightning.mixers.fixed_point import FixedPointMixer
 from fprnn_lightning.mixers.fused_step import fused_step
 from fprnn_lightning.mixers.recurrent import shift
@@ -40,8 +40,7 @@ def solver(output: Path | None = None) -> None:
     for part in ("", "_with_product"):
         fused = milliseconds[f"fused{part}"]
         rows.append(_row(f"fused_over_eager{part}", fused, milliseconds[f"composed{part}"] / fused))
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    report(f"one iteration of the fixed-point mixer, {where}", rows, output)
+    report(f"one iteration of the fixed-point mixer, {name_of(device)}", rows, output)
 
 
 def _time_iteration() -> dict[str, float]:
@@ -68,7 +67,7 @@ def _time_iteration() -> dict[str, float]:
         "composed": lambda: composed(lambda _: product),
         "composed_with_product": lambda: composed(read_terms),
     }
-    seconds = medians(gpu_clock if x.is_cuda else cpu_clock, *calls.values())
+    seconds = medians(clock_of(x.device), *calls.values())
     milliseconds = dict(zip(calls, (1e3 * each for each in seconds), strict=True))
     moved = 2 * raw.nbytes + 3 * x.nbytes
     return {"memory_bound": milliseconds["torch.add"] * moved / (3 * x.nbytes)} | milliseconds

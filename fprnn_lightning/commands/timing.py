@@ -38,6 +38,16 @@ def gpu_clock(call: Callable[[], object]) -> Callable[[], float]:
     return read
 
 
+def clock_of(device: torch.device) -> Callable:
+    """The clock for calls on a device."""
+    return gpu_clock if device.type == "cuda" else cpu_clock
+
+
+def name_of(device: torch.device) -> str:
+    """What a device is called in a title."""
+    return torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+
+
 def medians(clock: Callable, *calls: Callable[[], object]) -> list[float]:
     """The median seconds of each call, the calls taking turns after two rounds to warm up."""
     for call in calls * 2:
