@@ -32,7 +32,7 @@ CHANNELS_PER_RANK = 32  # Mamba's D / dt_rank
 
 
 class Gates(NamedTuple):
-    """value (..., D), step size dt (..., D) > 0, input b (..., N) and output c (..., N)."""
+    """value (..., D), step size dt > 0 (..., D, or one for each head), input b (..., N) and output c (..., N)."""
 
     value: Tensor
     dt: Tensor

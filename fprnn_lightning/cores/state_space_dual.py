@@ -9,24 +9,14 @@ weight dt kappa = 1 - exp(dt A), for the reason given in `selective_ssm.py`.
 Source: Mamba-2 (arXiv 2405.21060), section 7; in the fixed point: Fixed-Point RNNs (arXiv 2503.10799), equation 12.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fprnn_lightning.cores.base import Core
+from fprnn_lightning.cores.selective_ssm import Gates
 from fprnn_lightning.cores.step_size import residual_weight, step_size_bias
 from fprnn_lightning.scan import state_space_dual
-
-
-class Gates(NamedTuple):
-    """value (..., D), step size dt (..., H) > 0, input b (..., N) and output c (..., N)."""
-
-    value: Tensor
-    dt: Tensor
-    b: Tensor
-    c: Tensor
 
 
 class StateSpaceDual(Core[Gates]):
