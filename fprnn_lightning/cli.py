@@ -3,19 +3,20 @@ checks, and the subcommands beside fit, validate, test and predict.
 
 A run lives in <root>/<task>/<mixer>/run_<n>, root being --trainer.default_root_dir; what is done with a checkpoint goes
 into test_<n>, validate_<n> or predict_<n> beside it. Mistakes raise UsageError before anything is trained or written.
+`fit --resume` continues a run in its own folder, `fit --ckpt_path` starts a new one from a checkpoint.
 """
 
 import argparse
 import csv
+import errno
 import inspect
 import logging
-import pickle
 import re
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
-from itertools import count
 from pathlib import Path
 from pydoc import locate
 from types import ModuleType
@@ -27,26 +28,32 @@ from jsonargparse import Namespace, auto_cli, set_parsing_settings
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf.errors import OmegaConfBaseException
 
+from fprnn_lightning import run_folders
 from fprnn_lightning.callbacks import (
+    Continuation,
     GradientNorm,
     LengthCurve,
+    MetricsFile,
     NonFiniteError,
     NonFiniteGuard,
     Progress,
     SolverReport,
     StartLine,
+    StopOnSignal,
+    StoppedBySignal,
     Throughput,
 )
 from fprnn_lightning.commands import bench, data
 from fprnn_lightning.mixers import SequenceMixer
 from fprnn_lightning.sentences import SentenceErrors, UsageError, concrete_subclasses, nearest, one_line
 from fprnn_lightning.tasks import SequenceTask
-from fprnn_lightning.training import FixedLength, SequenceLearner
+from fprnn_lightning.training import FixedLength, SequenceLearner, WholeCheckpoints, read_checkpoint
+from fprnn_lightning.whole_files import write_whole
 
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)  # with omegaconf+: ${...} follows every override
 
@@ -65,6 +72,8 @@ TRAINER_DEFAULTS = {
     "log_every_n_steps": 10,
     "enable_model_summary": False,
 }
+NAMED = ("best", "last")  # checkpoints of the newest run
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 UNSUITABLE_ADVICE = (  # of Lightning's, on what is so on purpose
     "Checkpoint directory .* exists and is not empty",
     "The dirpath has changed from",
@@ -72,6 +81,10 @@ UNSUITABLE_ADVICE = (  # of Lightning's, on what is so on purpose
     ".*does not have many workers",
     r".*isinstance\(treespec, LeafSpec\)",
 )
+
+
+class NothingToDo(Exception):
+    """What is asked for is there already; the message says where."""
 
 
 class Parser(SentenceErrors, LightningArgumentParser):
@@ -97,7 +110,7 @@ class SaveConfig(Callback):
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        (self.folder / "config.yaml").write_text(f"{self.text}\n")
+        write_whole(self.folder / run_folders.CONFIGURATION, lambda partial: partial.write_text(self.text))
 
 
 class CommandLine(LightningCLI):
@@ -113,17 +126,18 @@ class CommandLine(LightningCLI):
         for advice in UNSUITABLE_ADVICE:
             warnings.filterwarnings("ignore", advice)
         logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_not_advertisement)
-        super().__init__(
-            SequenceLearner,
-            SequenceTask,
-            subclass_mode_data=True,
-            parser_class=Parser,
-            parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False, "prog": PROGRAM},
-            trainer_defaults=TRAINER_DEFAULTS,
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            save_config_callback=None,
-        )
+        with ExitStack() as self.held:  # the run's folder
+            super().__init__(
+                SequenceLearner,
+                SequenceTask,
+                subclass_mode_data=True,
+                parser_class=Parser,
+                parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False, "prog": PROGRAM},
+                trainer_defaults=TRAINER_DEFAULTS,
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                save_config_callback=None,
+            )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for name in LINKED:
@@ -134,16 +148,37 @@ class CommandLine(LightningCLI):
         parser.set_defaults(weights_only=True)  # checkpoints hold plain types and tensors, so nothing else is unpickled
         if subcommand == "test":
             parser.set_defaults(verbose=False)  # the table by length says it better
+        if subcommand == "fit":
+            parser.add_argument(
+                "--resume",
+                type=str | None,
+                metavar="auto | FOLDER",
+                help="continue a run in its folder: auto takes the newest run of the same configuration, and starts "
+                "one if there is none; a run's folder takes that run, with its own configuration",
+            )
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        checkpoint = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        checkpoint.add_argument("--ckpt_path", nargs="?", type=yaml.safe_load)
-        self._parse(checkpoint.parse_known_args(self.arguments)[0].ckpt_path)
+        given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        given.add_argument("--ckpt_path", nargs="?", type=yaml.safe_load)
+        given.add_argument("--resume", nargs="?")
+        options = given.parse_known_args(self.arguments)[0]
+        base = []
+        if options.resume not in (None, "auto"):
+            if not run_folders.read_configuration(Path(options.resume)):
+                raise UsageError(f"resume: {options.resume} is no run's folder, it has no config.yaml that can be read")
+            base = ["--config", str(Path(options.resume, run_folders.CONFIGURATION))]
+        self.arguments[1:1] = base
+        self._parse(None if options.ckpt_path in NAMED else options.ckpt_path)
 
     def _parse_ckpt_path(self) -> None:
         path = self._settings().ckpt_path
-        if path and not self.checkpoint:  # named in a configuration
+        if path in NAMED:
+            parts = self._instantiate(partial(self.parser.instantiate_classes, self.config))
+            path = run_folders.newest_checkpoint(self._runs(parts[self.config.subcommand].data), path)
+            self._parse(str(path))
+            self._settings().ckpt_path = str(path)
+        elif path and not self.checkpoint:  # named in a configuration
             self._parse(path)
 
     def _parse(self, checkpoint: str | None) -> None:
@@ -163,13 +198,17 @@ class CommandLine(LightningCLI):
         return self.config[self.config.subcommand]
 
     def instantiate_classes(self) -> None:
+        self._instantiate(super().instantiate_classes)
+
+    def _instantiate(self, make: Callable[[], Any]) -> Any:
+        """What `make` makes of the configuration; what constructors find wrong is a UsageError."""
         for option, value in self._settings().items(branches=True):
             cls = locate(value.class_path) if isinstance(value, Namespace) and "class_path" in value else None
             if inspect.isabstract(cls):
                 known = (each.__name__ for each in concrete_subclasses(cls))
                 raise UsageError(f"{option}: {cls.__name__} is abstract, {nearest('', known)}")
         try:
-            super().instantiate_classes()
+            return make()
         except (ValueError, MisconfigurationException) as error:
             while str(error).startswith("Does not validate against any of the Union"):
                 error = error.__cause__  # what the constructor raised
@@ -179,32 +218,46 @@ class CommandLine(LightningCLI):
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         self._check_curriculum()
+        configuration = yaml.safe_load(self._parser(self.subcommand).dump(self._settings(), skip_unset=False))
+        resume = configuration.pop("resume", None)
+        continued = self._continued_run(configuration, resume)
         self._check_checkpoint()
         if self.subcommand != "fit" and not self.checkpoint:
             print(f"no --ckpt_path: {self.subcommand} is of a model that has not been trained", file=sys.stderr)
         settings = self.config_init[self.subcommand].trainer
-        self.folder = self._run_folder(Path(settings.default_root_dir))
-        logger = settings.logger
-        if logger is None or logger is True:
-            logger = TensorBoardLogger(self.folder.parent, "", self.folder.name, default_hp_metric=False)
-        callbacks = [*(settings.callbacks or []), *self._callbacks(settings)]
+        self.folder = continued or self._new_folder()
+        first_step = self.checkpoint.get("global_step", 0) if continued else None
+        callbacks = [*(settings.callbacks or []), *self._callbacks(settings, configuration, resume)]
+        plugins = settings.plugins if isinstance(settings.plugins, list) else [settings.plugins or WholeCheckpoints()]
         try:
             return super().instantiate_trainer(
-                default_root_dir=self.folder, logger=logger, callbacks=callbacks, **options
+                default_root_dir=self.folder,
+                logger=self._loggers(first_step) if settings.logger in (None, True) else settings.logger,
+                callbacks=callbacks,
+                plugins=plugins,
+                **options,
             )
         except (ValueError, MisconfigurationException) as error:
             if self.folder.is_dir() and not any(self.folder.iterdir()):
                 self.folder.rmdir()
             raise UsageError(f"trainer: {one_line(error)}") from error
 
-    def _callbacks(self, settings: Namespace) -> list[Callback]:
+    def _loggers(self, first_step: int | None) -> list[Logger]:
+        """TensorBoard's event files and metrics.csv; of a continued run, what is there from a step on is void."""
+        events = {"default_hp_metric": False, "purge_step": first_step}
+        table = MetricsFile(self.folder, first_step or 0)
+        return [TensorBoardLogger(self.folder.parent, "", self.folder.name, **events), table]
+
+    def _callbacks(self, settings: Namespace, configuration: dict[str, Any], resume: str | None) -> list[Callback]:
         """What every run has; callbacks of the configuration come on top."""
-        config = self._parser(self.subcommand).dump(self._settings(), skip_unset=False)
+        text = yaml.safe_dump(configuration, sort_keys=False)
+        saves = settings.enable_checkpointing is not False
         callbacks = [StartLine(), Throughput(), GradientNorm(), SolverReport(), NonFiniteGuard(), LengthCurve()]
-        callbacks += [SaveConfig(config, self.folder)]
+        callbacks += [SaveConfig(text, self.folder), Continuation()]
+        callbacks += [StopOnSignal(self.folder / "last.ckpt" if saves else None, requeue=resume == "auto")]
         if settings.enable_progress_bar is not False:
             callbacks += [Progress()]
-        if settings.enable_checkpointing is not False:
+        if saves:
             options = {"save_on_train_epoch_end": False, "enable_version_counter": False}
             callbacks += [
                 ModelCheckpoint(self.folder, "best", monitor="validation/loss", **options),
@@ -238,20 +291,48 @@ class CommandLine(LightningCLI):
                     "give no model or data options that differ from the config.yaml beside it"
                 )
 
-    def _run_folder(self, root: Path) -> Path:
+    def _runs(self, task: SequenceTask) -> Path:
+        """Where the runs of this task and mixer are."""
+        settings = self._settings()
+        mixer = settings.model.mixer.class_path.rpartition(".")[2].removesuffix("Mixer")
+        mixer = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", mixer).lower()
+        return Path(settings.trainer.default_root_dir, task.name, mixer)
+
+    def _continued_run(self, configuration: dict[str, Any], resume: str | None) -> Path | None:
+        """The folder of the run that this fit continues, with its last checkpoint read; None if the run is new.
+
+        All ranks find the same: a new run has no configuration before all have started.
+        """
+        if not resume:
+            return None
+        folder = Path(resume)
+        if resume == "auto":
+            folder = run_folders.newest_like(self._runs(self.datamodule), configuration)
+        if folder is None:
+            return None
+        last = folder / "last.ckpt"
+        if run_folders.is_finished(folder):
+            raise NothingToDo(f"{folder} is finished; --ckpt_path {last} goes on from its end, as a new run")
+        if rank_zero_only.rank == 0:
+            self.held.enter_context(run_folders.locked(folder))
+        if last.exists():
+            self.checkpoint = read_checkpoint(last)
+            self._settings().ckpt_path = self.config_init[self.subcommand].ckpt_path = str(last)
+        return folder
+
+    def _new_folder(self) -> Path:
         path = self._settings().ckpt_path
         if path and self.subcommand != "fit":
-            runs = (Path(path).absolute().parent / f"{self.subcommand}_{n}" for n in count())
+            candidates = run_folders.numbered(Path(path).absolute().parent, self.subcommand)
         else:
-            mixer = self._settings().model.mixer.class_path.rpartition(".")[2].removesuffix("Mixer")
-            mixer = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", mixer).lower()
-            runs = (root / self.datamodule.name / mixer / f"run_{n}" for n in count())
-        folder = next(run for run in runs if not run.exists())
-        if rank_zero_only.rank == 0:
-            try:
-                folder.mkdir(parents=True)
-            except OSError as error:
-                raise UsageError(f"trainer.default_root_dir: cannot make {folder}, {error.strerror}") from error
+            candidates = run_folders.numbered(self._runs(self.datamodule), "run")
+        if rank_zero_only.rank > 0:
+            return next(folder for folder in candidates if not folder.exists())  # rank 0 writes, into its own
+        try:
+            folder = run_folders.make_folder(candidates)
+        except OSError as error:
+            raise UsageError(f"trainer.default_root_dir: cannot make {error.filename}, {error.strerror}") from error
+        self.held.enter_context(run_folders.locked(folder))
         return folder
 
     def after_fit(self) -> None:
@@ -270,23 +351,6 @@ class CommandLine(LightningCLI):
                 writer.writerow(range(1, batches[0].shape[1] + 1))
                 writer.writerows(torch.cat(batches).tolist())
             print(f"predictions are in {self.folder / 'predictions.csv'}")
-
-
-def read_checkpoint(path: str) -> dict[str, Any]:
-    """A checkpoint's content, plain types and tensors on the CPU.
-
-    Raises:
-        UsageError: if there is no such file or it is no checkpoint.
-    """
-    if not Path(path).is_file():
-        raise UsageError(f"ckpt_path: file {path} does not exist")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise UsageError(f"ckpt_path: {path} is not a checkpoint") from error
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise UsageError(f"ckpt_path: {path} holds no model, a checkpoint written by fit is needed")
-    return checkpoint
 
 
 def list_classes(base: type, arguments: list[str]) -> None:
@@ -354,7 +418,8 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: the subcommand and its options; None takes those of the process.
 
     Returns:
-        The exit code: 0, or 2 after a mistake of the user or a loss that is not finite, told in one sentence on stderr.
+        The exit code: 0; 2 after a mistake of the user, a loss that is not finite or a disk that cannot be written,
+        told in one sentence on stderr; 128 and the number of the signal that has ended a run.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -366,5 +431,15 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError(f"unknown subcommand {arguments[0]}, {nearest(arguments[0], COMMANDS)}")
     except (UsageError, NonFiniteError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except NothingToDo as reason:
+        print(reason)
+    except StoppedBySignal as stop:
+        print(stop, file=sys.stderr)
+        return stop.exit_code
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        print(f"error: cannot write {error.filename or 'to the disk'}: {error.strerror}", file=sys.stderr)
         return 2
     return 0

@@ -13,6 +13,8 @@ ARROWS = {  # room: what of the package it may import besides itself
     "__init__": [],
     "__main__": ["cli"],
     "sentences": [],
+    "whole_files": [],
+    "run_folders": ["sentences"],
     "scan": [],
     "channel_mixers": ["solvers"],
     "solvers": [],
@@ -20,10 +22,10 @@ ARROWS = {  # room: what of the package it may import besides itself
     "cores": ["scan"],
     "mixers": ["cores", "channel_mixers", "solvers", "scan"],
     "model": ["mixers.base"],
-    "training": ["model", "mixers.base"],
-    "callbacks": ["mixers.base", "training.metrics", "scan"],
+    "training": ["model", "mixers.base", "sentences", "whole_files"],
+    "callbacks": ["mixers.base", "training.metrics", "scan", "whole_files"],
     "commands": ["sentences", "scan", "mixers", "cores", "channel_mixers", "solvers", "model", "tasks"],
-    "cli": ["sentences", "mixers", "tasks", "training", "callbacks", "commands"],
+    "cli": ["sentences", "whole_files", "run_folders", "mixers", "tasks", "training", "callbacks", "commands"],
 }
 LIGHTNING_ROOMS = {"tasks", "training", "callbacks", "commands", "cli"}
 

@@ -1,22 +1,29 @@
 """What a run shows and when it stops: Lightning callbacks, each usable alone."""
 
+from fprnn_lightning.callbacks.continuation import Continuation
 from fprnn_lightning.callbacks.gradient_norm import GradientNorm
 from fprnn_lightning.callbacks.length_curve import LengthCurve
+from fprnn_lightning.callbacks.metrics_file import MetricsFile
 from fprnn_lightning.callbacks.nonfinite_guard import NonFiniteError, NonFiniteGuard
 from fprnn_lightning.callbacks.progress import Progress
 from fprnn_lightning.callbacks.solver_report import SolverReport
 from fprnn_lightning.callbacks.start_line import StartLine
+from fprnn_lightning.callbacks.stop_on_signal import StopOnSignal, StoppedBySignal
 from fprnn_lightning.callbacks.stop_when_solved import StopWhenSolved
 from fprnn_lightning.callbacks.throughput import Throughput
 
 __all__ = [
+    "Continuation",
     "GradientNorm",
     "LengthCurve",
+    "MetricsFile",
     "NonFiniteError",
     "NonFiniteGuard",
     "Progress",
     "SolverReport",
     "StartLine",
+    "StopOnSignal",
     "StopWhenSolved",
+    "StoppedBySignal",
     "Throughput",
 ]

@@ -4,8 +4,6 @@ accuracies under `length_curve/`. Where answers to prompts were generated, their
 """
 
 import csv
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 from rich.console import Console
 from rich.table import Table
+
+from fprnn_lightning.whole_files import write_whole
 
 Row = dict[str, int | float]
 LINES = {  # colours of Okabe and Ito, safe for all eyes; dashed: generated
@@ -27,6 +27,9 @@ LINES = {  # colours of Okabe and Ito, safe for all eyes; dashed: generated
 class LengthCurve(Callback):
     """Prints, writes and logs the accuracies by length at the end of a test."""
 
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         results = {name: [v.item() for v in values] for name, values in pl_module.test_results().items()}
         sequences = results.pop("sequences")
@@ -38,14 +41,21 @@ class LengthCurve(Callback):
             folder.mkdir(parents=True, exist_ok=True)
             Console().print(table(rows))
             figure = draw(rows, trained_length, title=" / ".join(folder.parts[-3:]))
-            _write(folder / "length_curve.csv", lambda path: write_csv(rows, path))
-            _write(folder / "length_curve.png", lambda path: figure.savefig(path, format="png", dpi=150))
+            write_whole(folder / "length_curve.png", lambda path: figure.savefig(path, format="png", dpi=150))
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
                     logger.experiment.add_figure("length_curve", figure, trainer.global_step)
                     for row in rows:
                         for name in results:
                             logger.experiment.add_scalar(f"length_curve/{name}", row[name], row["length"])
+        self.rows = rows
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.save()
+            # last of all that a run writes: there it is over
+            write_whole(Path(trainer.log_dir, "length_curve.csv"), lambda path: write_csv(self.rows, path))
 
 
 def table(rows: list[Row]) -> Table:
@@ -93,10 +103,3 @@ def draw(rows: list[Row], trained_length: int, title: str) -> Figure:
     axes.set_title(title, loc="left", fontsize="medium")
     figure.legend(frameon=False, loc="outside upper right", ncols=3)
     return figure
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """Writes beside the path and renames, so that nobody ever reads half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    write(temporary)
-    os.replace(temporary, path)

@@ -1,5 +1,6 @@
-"""Training: the LightningModule, its metrics, learning-rate schedules and length curricula."""
+"""Training: the LightningModule, its metrics, learning-rate schedules, length curricula and checkpoints."""
 
+from fprnn_lightning.training.checkpoint_file import WholeCheckpoints, read_checkpoint
 from fprnn_lightning.training.curriculum import Curriculum, FixedLength, ProgressiveLengths, UniformLengths
 from fprnn_lightning.training.metrics import AnswerAccuracy, LengthAccuracy
 from fprnn_lightning.training.schedules import Schedule, WarmupConstant, WarmupCosine, WarmupHoldCosine
@@ -17,4 +18,6 @@ __all__ = [
     "WarmupConstant",
     "WarmupCosine",
     "WarmupHoldCosine",
+    "WholeCheckpoints",
+    "read_checkpoint",
 ]

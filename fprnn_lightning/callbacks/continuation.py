@@ -1,0 +1,64 @@
+"""What a checkpoint needs beyond weights, optimiser and curriculum so that a resumed run is the uninterrupted one: the
+random states of all ranks, and that all that has been logged before it is on the disk.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import distributed
+
+
+class Continuation(Callback):
+    """Keeps the random states in every checkpoint, and sets them again where training goes on."""
+
+    def __init__(self) -> None:
+        self.restored: list[dict[str, Any]] = []  # by rank
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        for logger in trainer.loggers:
+            logger.save()
+        states = [random_states()]
+        if trainer.world_size > 1:
+            states = [None] * trainer.world_size
+            distributed.all_gather_object(states, random_states())
+        checkpoint["random_states"] = states
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.restored = checkpoint.get("random_states", [])
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._restore(trainer)  # only now, as making the loader's iterator has drawn a number
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore(trainer)  # of a run that was over but for its test
+
+    def _restore(self, trainer: Trainer) -> None:
+        if self.restored:
+            if len(self.restored) == trainer.world_size:
+                set_random_states(self.restored[trainer.global_rank])
+            self.restored = []
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the random generators of Python, NumPy and PyTorch, as plain types and tensors."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), *rest],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Brings all generators to states that `random_states` has given."""
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
