@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import yaml
-from jsonargparse import Namespace, auto_cli, set_parsing_settings
+from jsonargparse import DefaultHelpFormatter, Namespace, auto_cli, set_parsing_settings
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -49,6 +49,7 @@ from fprnn_lightning.callbacks import (
     Throughput,
 )
 from fprnn_lightning.commands import bench, data
+from fprnn_lightning.commands.sweep import sweep
 from fprnn_lightning.mixers import SequenceMixer
 from fprnn_lightning.sentences import SentenceErrors, UsageError, concrete_subclasses, nearest, one_line
 from fprnn_lightning.tasks import SequenceTask
@@ -99,6 +100,10 @@ class FunctionParser(Parser):
         for name in vars(config).keys() & {"seed_everything", "trainer", "model", "ckpt_path", "weights_only"}:
             del config[name]
         return config
+
+
+class PlainHelp(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Help with a description that keeps its lines."""
 
 
 class SaveConfig(Callback):
@@ -353,6 +358,39 @@ class CommandLine(LightningCLI):
             print(f"predictions are in {self.folder / 'predictions.csv'}")
 
 
+class UnstartedFit(CommandLine):
+    """A fit that is parsed and whose task and model are built, on whatever machine; nothing is trained or written."""
+
+    def build(self, arguments: list[str]) -> None:
+        """Starts over with other arguments, which is quicker than a new parser."""
+        self.arguments, self.checkpoint = arguments, {}
+        self.parse_arguments(self.parser, None)
+        self.instantiate_classes()
+
+    def instantiate_trainer(self, **options: Any) -> None:
+        self._check_curriculum()
+        self._check_checkpoint()
+
+    def _set_seed(self) -> None:
+        """None is needed."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Nothing is run."""
+
+
+class FitCheck:
+    """Raises UsageError, when called, if what follows `fit` is mistaken."""
+
+    def __init__(self) -> None:
+        self.fit: UnstartedFit | None = None
+
+    def __call__(self, arguments: list[str]) -> None:
+        if self.fit is None:
+            self.fit = UnstartedFit(["fit", *arguments])
+        else:
+            self.fit.build(["fit", *arguments])
+
+
 def list_classes(base: type, arguments: list[str]) -> None:
     """Prints one line for each class below `base` that can be built: its name and its docstring's first sentence."""
     if len(arguments) > 1:
@@ -379,6 +417,17 @@ def run_function(module: ModuleType, names: tuple[str, ...], arguments: list[str
         raise UsageError(one_line(error)) from error
 
 
+def run_sweep(arguments: list[str]) -> None:
+    """Runs sweep; its help is the function's."""
+    parser = FunctionParser(prog=f"{PROGRAM} sweep", allow_abbrev=False, formatter_class=PlainHelp)
+    parser.add_function_arguments(sweep, as_positional=True, skip={"check", "program"})
+    parser.description = inspect.getdoc(sweep).partition("\nArgs:")[0]
+    for action in parser._actions:
+        if action.dest == "resume":
+            action.nargs, action.const = "?", True  # a switch
+    sweep(check=FitCheck(), **parser.instantiate_classes(parser.parse_args(arguments[1:])))
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], Any], str]] = {
     "fit": (CommandLine, "train a model, then measure its accuracy by length"),
     "validate": (CommandLine, "measure a model on the validation set"),
@@ -390,6 +439,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], Any], str]] = {
         partial(run_function, data, ("export", "import_")),
         "write a task's sequences as CSV (data export) or make a task's files of published ones (data import)",
     ),
+    "sweep": (run_sweep, "train all combinations of a file, on this machine or a cluster, and compare them"),
     "bench": (
         partial(run_function, bench, ("scan", "solver", "mixers", "data")),
         "time the scans (bench scan), an iteration (solver), training steps (mixers) or the making of data (data)",

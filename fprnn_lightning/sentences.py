@@ -66,6 +66,8 @@ class SentenceErrors:
             return option, f"{found[1]} is not a {found[2]}, {nearest(found[1], _classes(parser, option))}"
         if found := re.search(r"the following arguments are required: (.+)", message):
             names = [name.partition(".")[2] if parser._subcommands_action else name for name in found[1].split(", ")]
+            if any(action.dest == names[0] and not action.option_strings for action in parser._actions):
+                return "", f"missing {names[0]}, see --help"
             return "", f"missing {' and '.join(names)}, give --{names[0]} or a --config file that has it"
         if found := re.search(r'Linked "(.+)" must be given via "(.+)"', message):
             return found[1], f"is taken from {found[2]} and cannot be given"

@@ -24,7 +24,8 @@ ARROWS = {  # room: what of the package it may import besides itself
     "model": ["mixers.base"],
     "training": ["model", "mixers.base", "sentences", "whole_files"],
     "callbacks": ["mixers.base", "training.metrics", "scan", "whole_files"],
-    "commands": ["sentences", "scan", "mixers", "cores", "channel_mixers", "solvers", "model", "tasks"],
+    "launchers": ["sentences"],
+    "commands": ["sentences", "launchers", "scan", "mixers", "cores", "channel_mixers", "solvers", "model", "tasks"],
     "cli": ["sentences", "whole_files", "run_folders", "mixers", "tasks", "training", "callbacks", "commands"],
 }
 LIGHTNING_ROOMS = {"tasks", "training", "callbacks", "commands", "cli"}
