@@ -96,7 +96,7 @@ def _label(key: str, value: Any) -> str:
         return _file_name("+".join(Path(each).stem for each in _paths(value)))
     if isinstance(value, dict) and "class_path" in value:
         value = " ".join([value["class_path"].rpartition(".")[2], *map(_text, value.get("init_args", {}).values())])
-    return _file_name(f"{key.rpartition('.')[2]}_{_text(value)}")
+    return f"{key.rpartition('.')[2]}_{_file_name(_text(value))}"
 
 
 def _arguments(layers: list[Settings]) -> tuple[str, ...]:
@@ -148,4 +148,4 @@ def _text(value: Any) -> str:
 
 
 def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.+]+", "_", text).strip("._")
+    return re.sub(r"[^\w.+-]+", "_", text).strip("._")

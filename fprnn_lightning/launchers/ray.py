@@ -78,7 +78,9 @@ def run(task: Task, folder: str) -> str:
     while not (started := process.start(task, {})):
         sleep(POLL_SECONDS)
     try:
-        return process.ending(started.wait())
+        while started.poll() is None:
+            sleep(POLL_SECONDS)  # Ray interrupts this, but no waiting for a process
+        return process.ending(started.returncode)
     except KeyboardInterrupt:
         process.terminate([started])
         raise
