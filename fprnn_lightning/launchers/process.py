@@ -68,6 +68,8 @@ def terminate(processes: Iterable[subprocess.Popen[bytes]]) -> None:
     processes = list(processes)
     for process in processes:
         process.terminate()
+    if processes:
+        print(f"waiting for {len(processes)} to save and end", file=sys.stderr, flush=True)
     try:
         for process in processes:
             process.wait()

@@ -71,9 +71,8 @@ def compared(monkeypatch):
 
 def write(**runs):
     """The sweep some.yaml of runs that do what is said."""
-    Path("some.yaml").write_text(
-        yaml.safe_dump({"runs": {name: {"name": name, "do": do} for name, do in runs.items()}})
-    )
+    settings = {name: {"name": name, "do": do} for name, do in runs.items()}
+    Path("some.yaml").write_text(yaml.safe_dump({"runs": settings}, sort_keys=False))
 
 
 def swept(check=lambda arguments: None, **options):
@@ -240,7 +239,10 @@ def test_a_signal_ends_the_runs_and_says_how_to_go_on(started, number, code):
     process.send_signal(number)
     _, told = process.communicate()
     assert process.returncode == code
-    assert told == "stopped; the same command with --resume goes on with logs/some\n"
+    assert told.splitlines() == [
+        "waiting for 1 to save and end",
+        "stopped; the same command with --resume goes on with logs/some",
+    ]
     assert notes("a") == ["started", "stopped"]
     assert states() == {"a": "stopped", "b": "waiting"}
     assert not is_running(Task("a", (), Path("logs/some/a")))

@@ -31,7 +31,7 @@ print(json.dumps(snapshots[-1]))
 
 
 def test_two_tasks_run_at_a_time_and_closing_ends_them(tmp_path):
-    ended = subprocess.run([sys.executable, "-c", LAUNCH], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", LAUNCH], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == {"a": "exit code 0", "b": "exit code 7", "c": "exit code 0"}
     assert (tmp_path / "some/c/output.log").read_text().splitlines()[1:] == ["1", str(tmp_path)]
