@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import sleep
@@ -83,7 +84,12 @@ class Slurm(Launcher):
         ended = {}
         try:
             while len(ended) < len(tasks):
-                queue = _queue(job)
+                try:
+                    queue = _queue(job)
+                except UsageError as error:  # such as a controller that is being restarted; the job goes on meanwhile
+                    print(error, file=sys.stderr, flush=True)
+                    sleep(self.poll_seconds)
+                    continue
                 gone = [index for index, task in enumerate(tasks) if index not in queue and task.name not in ended]
                 ended |= {tasks[index].name: how for index, how in _endings(job, gone).items()}
                 running = [tasks[index].name for index, state in queue.items() if state not in NOT_RUNNING_YET]

@@ -150,6 +150,24 @@ def test_a_job_that_slurm_has_forgotten_has_ended(cluster):
     assert launched(["true"])[-1] == {"run_0": "no longer in the queue"}
 
 
+def test_a_queue_that_does_not_answer_is_asked_again(cluster, capsys):
+    works = (cluster / "squeue").read_text()
+    (cluster / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+    launcher = Slurm(poll_seconds=0.02)
+    original = launcher._submit
+
+    def submit(*arguments):
+        job = original(*arguments)
+        os.system(f"(sleep 0.5; mv {cluster}/working {cluster}/squeue) &")
+        return job
+
+    (cluster / "working").write_text(works)
+    (cluster / "working").chmod(0o755)
+    launcher._submit = submit
+    assert list(launcher.launch(tasks("true"), None, Path("some")))[-1] == {"run_0": "COMPLETED"}
+    assert "launcher Slurm: squeue failed: Unable to contact slurm controller" in capsys.readouterr().err
+
+
 def test_a_refusal_of_slurms_is_one_sentence(cluster):
     (cluster / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
     with pytest.raises(UsageError, match=r"^launcher Slurm: sbatch failed: sbatch: error: invalid partition$"):
