@@ -25,7 +25,10 @@ ARROWS = {  # room: what of the package it may import besides itself
     "training": ["model", "mixers.base", "sentences", "whole_files"],
     "callbacks": ["mixers.base", "training.metrics", "scan", "whole_files"],
     "launchers": ["sentences"],
-    "commands": ["sentences", "launchers", "scan", "mixers", "cores", "channel_mixers", "solvers", "model", "tasks"],
+    "commands": [
+        *("sentences", "whole_files", "launchers", "scan", "mixers", "cores", "channel_mixers", "solvers", "model"),
+        "tasks",
+    ],
     "cli": ["sentences", "whole_files", "run_folders", "mixers", "tasks", "training", "callbacks", "commands"],
 }
 LIGHTNING_ROOMS = {"tasks", "training", "callbacks", "commands", "cli"}

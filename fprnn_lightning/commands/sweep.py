@@ -6,7 +6,6 @@ in state.yaml, which is for people: the command, how long, how it ended.
 """
 
 import fcntl
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from fprnn_lightning.commands.sweep_display import Lines, LiveTable, Status, las
 from fprnn_lightning.commands.sweep_file import Run, read_sweep
 from fprnn_lightning.launchers import Launcher, Local, Task
 from fprnn_lightning.sentences import UsageError
+from fprnn_lightning.whole_files import write_whole
 
 PROGRAM = (sys.executable, "-m", "fprnn_lightning")
 KEPT_LINES = 5  # of what a crashed run printed
@@ -182,10 +182,9 @@ class State:
 
     def save(self) -> None:
         """Writes state.yaml, all of it or nothing."""
-        written = self.folder / f".state.yaml.{os.getpid()}"
         records = {name: asdict(record) for name, record in self.records.items()}
-        written.write_text(yaml.safe_dump(records, sort_keys=False, allow_unicode=True, width=120))
-        written.replace(self.folder / "state.yaml")
+        text = yaml.safe_dump(records, sort_keys=False, allow_unicode=True, width=120)
+        write_whole(self.folder / "state.yaml", lambda partial: partial.write_text(text))
 
     def statuses(self) -> list[Status]:
         """The runs as they are shown."""
