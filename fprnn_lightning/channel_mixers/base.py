@@ -72,6 +72,25 @@ class ChannelMixer(nn.Module, ABC, Generic[Coefficients]):
     def residual_bound(self, q: Coefficients) -> Tensor:
         """At least ||I - Q||, the largest singular value, of each token: (...,), or () where Q is the same for all."""
 
+    @abstractmethod
+    def coefficients_flops(self) -> int:
+        """Operations of `coefficients` per token, a multiplication and an addition being two; activations left out."""
+
+    @abstractmethod
+    def residual_flops(self) -> int:
+        """Operations of `residual_apply` per token."""
+
+    def solve_flops(self) -> int:
+        """Operations of `solve` per token; at most, where it iterates or Q is the same for all tokens."""
+        if self.channels > LARGEST_FACTORISED:
+            return ITERATIONS * (self.residual_flops() + 2 * self.channels)
+        written_out = (self.channels + 1) * self.residual_flops()
+        return written_out + 2 * self.channels**3 // 3 + 4 * self.channels**2
+
+    def describe(self) -> dict[str, str | int | float]:
+        """What tables say of the channel mixer: its name and its settings, if any."""
+        return {"channel_mixer": type(self).__name__}
+
     @in_full_precision
     def solve(self, q: Coefficients, gain: Tensor, v: Tensor) -> Tensor:
         """The h with (I - diag(gain) (I - Q)) h = v: gain and v (..., D) -> (..., D).

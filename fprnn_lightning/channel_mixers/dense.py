@@ -47,6 +47,15 @@ class Dense(ChannelMixer[Tensor]):
     def residual_apply(self, q: Tensor, v: Tensor) -> Tensor:
         return (q @ v[..., None])[..., 0]
 
+    def coefficients_flops(self) -> int:
+        return 4 * self.channels**3  # L L^T and an inverse
+
+    def residual_flops(self) -> int:
+        return 2 * self.channels**2
+
+    def solve_flops(self) -> int:
+        return 2 * self.channels**3 // 3 + 2 * self.channels**2
+
     @in_full_precision
     def residual_bound(self, q: Tensor) -> Tensor:
         """||I - Q|| itself."""

@@ -68,6 +68,18 @@ class Householder(ChannelMixer[Reflections]):
             mixed = mixed - (alpha * (u * mixed).sum(-1))[..., None] * u
         return v - mixed
 
+    def coefficients_flops(self) -> int:
+        return 0  # activations and norms
+
+    def residual_flops(self) -> int:
+        return 4 * self.rank * self.channels
+
+    def solve_flops(self) -> int:
+        return 4 * self.rank * (self.rank + 1) * self.channels + 2 * self.rank**3 // 3
+
+    def describe(self) -> dict[str, str | int | float]:
+        return {**super().describe(), "rank": self.rank}
+
     @in_full_precision
     def residual_bound(self, q: Reflections) -> Tensor:
         """||I - Q|| itself, the square root of the largest eigenvalue of T^T G T G with G = U^T U."""

@@ -21,7 +21,7 @@ from torch.nn import functional
 from fprnn_lightning.channel_mixers.base import ChannelMixer, in_full_precision
 from fprnn_lightning.channel_mixers.grid import rows_and_columns
 from fprnn_lightning.channel_mixers.householder import SHORTEST
-from fprnn_lightning.channel_mixers.spectrum import largest_eigenvalue
+from fprnn_lightning.channel_mixers.spectrum import eigenvalue_flops, largest_eigenvalue
 
 LONGEST_SIDE = 64  # a side d costs d^2 raw terms and some d^3 log(1 / eps) operations per token
 SHIFT = -math.log(math.sqrt(2) - 1)  # sigmoid(SHIFT)^2 = 1/2
@@ -63,6 +63,12 @@ class Kronecker(ChannelMixer[Factors]):
     @in_full_precision
     def residual_apply(self, q: Factors, v: Tensor) -> Tensor:
         return v - (q.rows @ v.unflatten(-1, self.sides) @ q.columns).flatten(-2)
+
+    def coefficients_flops(self) -> int:
+        return sum(2 * side**3 + eigenvalue_flops(side) for side in self.sides)
+
+    def residual_flops(self) -> int:
+        return 2 * self.channels * sum(self.sides)
 
     @in_full_precision
     def residual_bound(self, q: Factors) -> Tensor:

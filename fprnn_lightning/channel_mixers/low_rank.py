@@ -45,6 +45,18 @@ class LowRank(ChannelMixer[Reflections]):
         terms = zip(q.directions.unbind(-2), q.strengths.unbind(-1), strict=True)
         return sum((alpha * (u * v).sum(-1))[..., None] * u for u, alpha in terms)
 
+    def coefficients_flops(self) -> int:
+        return 0  # activations and norms
+
+    def residual_flops(self) -> int:
+        return 4 * self.rank * self.channels
+
+    def solve_flops(self) -> int:
+        return 2 * self.rank * (self.rank + 2) * self.channels + 2 * self.rank**3 // 3
+
+    def describe(self) -> dict[str, str | int | float]:
+        return {**super().describe(), "rank": self.rank}
+
     @in_full_precision
     def residual_bound(self, q: Reflections) -> Tensor:
         """||I - Q|| itself."""

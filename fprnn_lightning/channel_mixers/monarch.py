@@ -73,6 +73,15 @@ class Monarch(ChannelMixer[GridReflections]):
         down = (q.column_strengths * (q.in_columns * (grid - across)).sum(-2))[..., None, :] * q.in_columns
         return (across + down).flatten(-2)
 
+    def coefficients_flops(self) -> int:
+        return 0  # activations and norms
+
+    def residual_flops(self) -> int:
+        return 8 * self.channels
+
+    def solve_flops(self) -> int:
+        return 14 * self.channels + 2 * sum(self.sides) ** 3 // 3
+
     def residual_bound(self, q: GridReflections) -> Tensor:
         furthest = 2 / math.sqrt(3) if self.largest <= 1 else 2.0
         return (q.row_strengths.amax(-1) + q.column_strengths.amax(-1)).clamp_max(furthest)

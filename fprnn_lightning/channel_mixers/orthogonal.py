@@ -46,6 +46,12 @@ class Orthogonal(ChannelMixer[Tensor]):
     def residual_apply(self, q: Tensor, v: Tensor) -> Tensor:
         return functional.linear(v, q)
 
+    def coefficients_flops(self) -> int:
+        return 0  # the same for all tokens
+
+    def residual_flops(self) -> int:
+        return 2 * self.channels**2
+
     @in_full_precision
     def residual_bound(self, q: Tensor) -> Tensor:
         """||I - Q|| itself."""

@@ -18,10 +18,9 @@ SQUARINGS_PER_SCALING = 3  # from trace 1 no trace falls below d^-7, far from un
 
 def largest_eigenvalue(matrix: Tensor) -> Tensor:
     """lambda_max of matrices (..., d, d) whose eigenvalues are real and not negative: (...,)."""
-    squarings = math.ceil(-math.log2(math.e * torch.finfo(matrix.dtype).eps))
     with torch.no_grad():
         power, square = matrix.clone(), torch.empty_like(matrix)
-        for step in range(squarings):
+        for step in range(_squarings(matrix.dtype)):
             if step % SQUARINGS_PER_SCALING == 0:
                 _scale(power)
             torch.matmul(power, power, out=square)
@@ -30,9 +29,18 @@ def largest_eigenvalue(matrix: Tensor) -> Tensor:
     return (matrix * power.mT).sum((-2, -1))
 
 
+def eigenvalue_flops(size: int) -> int:
+    """Operations of `largest_eigenvalue` on one float32 matrix (d, d), a multiplication and an addition being two."""
+    return 2 * size**3 * _squarings(torch.float32)
+
+
 def spectral_norm(matrix: Tensor) -> Tensor:
     """The largest singular value of any matrices (..., d, d): (...,)."""
     return largest_eigenvalue(matrix.mT @ matrix).sqrt()
+
+
+def _squarings(dtype: torch.dtype) -> int:
+    return math.ceil(-math.log2(math.e * torch.finfo(dtype).eps))
 
 
 def _scale(matrix: Tensor) -> None:

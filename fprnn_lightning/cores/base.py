@@ -63,6 +63,18 @@ class Core(nn.Module, ABC, Generic[Gates]):
         """The pass over one token, y = offset + gain * residual: the carry before it -> offset and gain (B, D)."""
 
     @abstractmethod
+    def residual_gain(self, gates: Gates) -> Tensor:
+        """The gain of `token_pass`, of tokens of any leading axes: (..., D)."""
+
+    @abstractmethod
+    def decays(self, gates: Gates) -> Tensor:
+        """What is kept of each of the numbers carried, in [0, 1], once where they share it: (..., numbers)."""
+
+    @abstractmethod
+    def flops(self) -> int:
+        """Operations per token, a multiplication and an addition being two: products in the gates, and one pass."""
+
+    @abstractmethod
     def next_carry(self, gates: Gates, carry: Tensor, residual: Tensor | None) -> Tensor:
         """The carry after one token: the one before it and its residual (B, D), None where Q = I."""
 

@@ -49,6 +49,15 @@ class GatedDiagonal(Core[Gates]):
         gain = 1 - gates.decay
         return gates.decay * carry + gain * gates.value, gain
 
+    def residual_gain(self, gates: Gates) -> Tensor:
+        return 1 - gates.decay
+
+    def decays(self, gates: Gates) -> Tensor:
+        return gates.decay
+
+    def flops(self) -> int:
+        return 5 * self.channels  # lambda h + (1 - lambda) (w + residual)
+
     def next_carry(self, gates: Gates, carry: Tensor, residual: Tensor | None) -> Tensor:
         offset, gain = self.token_pass(gates, carry)
         return offset if residual is None else offset + gain * residual

@@ -79,9 +79,18 @@ class SelectiveSSM(Core[Gates]):
         return like.new_zeros(len(like), *self.A_log.shape)
 
     def token_pass(self, gates: Gates, carry: Tensor) -> tuple[Tensor, Tensor]:
-        gain = gates.dt * (gates.b * gates.c).sum(-1, keepdim=True)
-        offset = (self._decay(gates) * carry * gates.c[:, None]).sum(-1) + gain * gates.value
-        return offset, gain * self._residual_weight(gates)
+        offset = (self._decay(gates) * carry * gates.c[:, None]).sum(-1) + self._value_gain(gates) * gates.value
+        return offset, self.residual_gain(gates)
+
+    def residual_gain(self, gates: Gates) -> Tensor:
+        return self._value_gain(gates) * self._residual_weight(gates)
+
+    def decays(self, gates: Gates) -> Tensor:
+        return self._decay(gates).flatten(-2)
+
+    def flops(self) -> int:
+        states, rank = self.input_channels, self.decay_channels
+        return self.channels * (2 * rank + 7 * states + 3)  # dt; exp(dt A) H + (dt driven) b, times c, summed
 
     def next_carry(self, gates: Gates, carry: Tensor, residual: Tensor | None) -> Tensor:
         driven = gates.dt * self._driven(gates, residual)
@@ -92,6 +101,9 @@ class SelectiveSSM(Core[Gates]):
 
     def read_out(self, raw_output: None, s: Tensor) -> Tensor:
         return s
+
+    def _value_gain(self, gates: Gates) -> Tensor:
+        return gates.dt * (gates.b * gates.c).sum(-1, keepdim=True)
 
     def _driven(self, gates: Gates, residual: Tensor | None) -> Tensor:
         return gates.value if residual is None else gates.value + self._residual_weight(gates) * residual

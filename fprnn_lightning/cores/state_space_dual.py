@@ -60,10 +60,19 @@ class StateSpaceDual(Core[Gates]):
         return like.new_zeros(len(like), self.decay_channels, self.head_channels, self.input_channels)
 
     def token_pass(self, gates: Gates, carry: Tensor) -> tuple[Tensor, Tensor]:
-        gain = (gates.dt * (gates.b * gates.c).sum(-1, keepdim=True))[..., None]  # B H 1
         kept = (self._decay(gates) * (carry @ gates.c[:, None, :, None]))[..., 0]
-        weighted = (gain * self._residual_weight(gates)).expand_as(kept)
-        return (kept + gain * self._heads(gates.value)).flatten(-2), weighted.flatten(-2)
+        offset = (kept + self._value_gain(gates) * self._heads(gates.value)).flatten(-2)
+        return offset, self.residual_gain(gates)
+
+    def residual_gain(self, gates: Gates) -> Tensor:
+        weighted = self._value_gain(gates) * self._residual_weight(gates)
+        return weighted.expand(*weighted.shape[:-1], self.head_channels).flatten(-2)
+
+    def decays(self, gates: Gates) -> Tensor:
+        return self._decay(gates)[..., 0, 0]
+
+    def flops(self) -> int:
+        return self.channels * (5 * self.input_channels + 3)  # decay H + (dt driven) b, times c, summed
 
     def next_carry(self, gates: Gates, carry: Tensor, residual: Tensor | None) -> Tensor:
         driven = gates.dt[..., None] * self._driven(gates, residual)
@@ -77,6 +86,9 @@ class StateSpaceDual(Core[Gates]):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_channels))
+
+    def _value_gain(self, gates: Gates) -> Tensor:
+        return (gates.dt * (gates.b * gates.c).sum(-1, keepdim=True))[..., None]  # ... H 1
 
     def _driven(self, gates: Gates, residual: Tensor | None) -> Tensor:
         value = self._heads(gates.value)

@@ -20,6 +20,7 @@ from fprnn_lightning.channel_mixers import ChannelMixer
 from fprnn_lightning.channel_mixers.householder import Householder
 from fprnn_lightning.cores import Core
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
+from fprnn_lightning.mixers.base import Cost
 from fprnn_lightning.mixers.dense_recurrence import DenseRecurrence
 from fprnn_lightning.mixers.recurrent import RecurrentMixer, State, StateDependence
 from fprnn_lightning.scan import resolve_backend
@@ -50,6 +51,12 @@ class DenseMixer(RecurrentMixer):
     ) -> None:
         super().__init__(width, expand, core, channel_mixer, dependence, convolution)
         self.fused = fused
+
+    def cost(self, time: int) -> Cost:
+        mixing = self.channel_mixer.coefficients_flops() + self.channel_mixer.solve_flops()
+        if not self.core.carries_output:  # the carry is made from the residual
+            mixing += self.channel_mixer.residual_flops()
+        return Cost(once=self.projection_flops() + self.read_flops() + self.core.flops() + mixing)
 
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
         if self._kernels_fit(x):

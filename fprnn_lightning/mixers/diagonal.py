@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fprnn_lightning.cores import Core
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
+from fprnn_lightning.mixers.base import Cost
 from fprnn_lightning.mixers.recurrent import RecurrentMixer, State, StateDependence
 
 
@@ -33,6 +34,9 @@ class DiagonalMixer(RecurrentMixer):
         normalise: bool = True,
     ) -> None:
         super().__init__(width, expand, core, None, StateDependence(False, False, False, False, normalise), convolution)
+
+    def cost(self, time: int) -> Cost:
+        return Cost(once=self.projection_flops() + self.core.flops())
 
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
         gates, _ = self.gates_and_mixing(x, raw, None)

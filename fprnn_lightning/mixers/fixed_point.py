@@ -10,6 +10,7 @@ Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +21,14 @@ from fprnn_lightning.channel_mixers import ChannelMixer
 from fprnn_lightning.channel_mixers.householder import Householder
 from fprnn_lightning.cores import Core
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
+from fprnn_lightning.mixers.base import Cost, Iteration
 from fprnn_lightning.mixers.fused_step import FusedStep, fused_step
 from fprnn_lightning.mixers.recurrent import RecurrentMixer, State, StateDependence, shift
 from fprnn_lightning.solvers import GradientRule, Solution, Solver, Stopping, solve
 from fprnn_lightning.solvers.base import Function
 from fprnn_lightning.solvers.caps import Draws, IterationCap
 from fprnn_lightning.solvers.gradients import Implicit
-from fprnn_lightning.solvers.items import PREFIXES, SEQUENCES, Items
+from fprnn_lightning.solvers.items import PREFIXES, SEQUENCES, Items, change_of_tokens
 from fprnn_lightning.solvers.picard import Picard
 
 Report = dict[str, Tensor]  # each (B,): iterations, residual and converged, and of the gradient's solve as adjoint_...
@@ -88,9 +90,34 @@ class FixedPointMixer(RecurrentMixer):
         self._previous = torch.empty(0)  # the states of the last training batch if starts are warm, else never any
         self._report: Report = {}
 
+    def describe(self) -> dict[str, str | int | float]:
+        cap = self.train_iterations
+        return {
+            **super().describe(),
+            "solver": type(self.solver).__name__,
+            "iterations": cap if isinstance(cap, int) else repr(cap),
+            "gradient": type(self.gradient).__name__,
+        }
+
+    def cost(self, time: int) -> Cost:
+        once, each = self.projection_flops(), self.read_flops() + self.channel_mixer.residual_flops()
+        coefficients = self.channel_mixer.coefficients_flops()
+        if self._q_reads_the_state():
+            each += coefficients
+        else:
+            once += coefficients
+        return Cost(once, each + self.core.flops(), self._typical_iterations(time))
+
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
+        zeros = torch.zeros_like(x)
+        items = SEQUENCES if self.training else PREFIXES
+        fused = fused_step(self, self.solver, x, raw, zeros, items)
+        return self._solve_sequences(self._iterate(x, raw), fused, zeros, items)
+
+    def _iterate(self, x: Tensor, raw: Tensor) -> Function:
+        """The function f of the states of whole sequences."""
         known_q = known = None  # what reads x alone, or nothing
-        if not (self.dependence.channel_mixer and self.channel_mixer.raw_channels):
+        if not self._q_reads_the_state():
             known_q = self.channel_mixer.coefficients(self.terms(raw, None)[1])
         if not self.terms.reads_feedback:
             known = self.gates_and_mixing(x, raw, None, known_q)
@@ -99,10 +126,29 @@ class FixedPointMixer(RecurrentMixer):
             gates, q = known or self.gates_and_mixing(x, raw, shift(self.seen(y, x)), known_q)
             return self.core.sequence_pass(gates, self.residual(gates, q, y))[0]
 
-        zeros = torch.zeros_like(x)
-        items = SEQUENCES if self.training else PREFIXES
-        fused = fused_step(self, self.solver, x, raw, zeros, items)
-        return self._solve_sequences(iterate, fused, zeros, items)
+        return iterate
+
+    def _q_reads_the_state(self) -> bool:
+        return self.dependence.channel_mixer and self.channel_mixer.raw_channels > 0
+
+    def _typical_iterations(self, time: int) -> float:
+        cap = self.train_iterations
+        return float(cap) if isinstance(cap, int) else cap.typical(time)
+
+    def observed_states(self, x: Tensor, raw: Tensor) -> tuple[Tensor, Iteration]:
+        """Nothing settles before everything has, so that all of the iteration is seen."""
+        residuals, time = [], x.shape[1]
+
+        def measure(y: Tensor, f_y: Tensor) -> Tensor:
+            residuals.append(change_of_tokens(y, f_y))
+            return residuals[-1].cummax(1).values
+
+        stopping = replace(self.stopping, share=1.0)
+        iterations = _iterations(self.evaluation_iterations, time)
+        options = {"items": PREFIXES, "measure": measure}
+        found = solve(self._iterate(x, raw), torch.zeros_like(x), self.solver, stopping, iterations, **options)
+        typical = self._typical_iterations(time)
+        return found.value, Iteration(torch.stack(residuals), self.stopping.tolerance, typical)
 
     def next_y(self, gates: Any, q: Any, state: State) -> Tensor:
         offset, gain = self.core.token_pass(gates, state.carry)

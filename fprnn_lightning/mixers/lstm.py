@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fprnn_lightning.mixers.base import SequenceMixer, inner_width
+from fprnn_lightning.mixers.base import Cost, SequenceMixer, inner_width
 
 
 class LSTMMixer(SequenceMixer):
@@ -30,6 +30,10 @@ class LSTMMixer(SequenceMixer):
     def initial_state(self, batch: int) -> tuple[Tensor, Tensor]:
         zeros = self.output_projection.weight.new_zeros(1, batch, self.lstm.hidden_size)
         return zeros, torch.zeros_like(zeros)
+
+    def cost(self, time: int) -> Cost:
+        hidden = self.lstm.hidden_size
+        return Cost(once=2 * (4 * hidden * (self.width + hidden) + hidden * self.width))
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         with torch.autocast(x.device.type, enabled=False):

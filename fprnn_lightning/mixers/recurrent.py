@@ -20,10 +20,12 @@ from torch.nn import functional
 
 from fprnn_lightning.channel_mixers import ChannelMixer
 from fprnn_lightning.cores import Core
-from fprnn_lightning.mixers.base import SequenceMixer, inner_width
+from fprnn_lightning.mixers.base import Iteration, Profile, SequenceMixer, inner_width
+from fprnn_lightning.mixers.contraction import contraction, contraction_bound
 from fprnn_lightning.mixers.convolution import CausalConvolution
 
 NORM_EPSILON = 1e-6
+TOKENS_OF_DECAYS = 64  # of each sequence whose decays a profile has, evenly spaced
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ class TermProjection(nn.Module):
     def reads_feedback(self) -> bool:
         """Whether any term does."""
         return any(self.dependent)
+
+    @property
+    def read_channels(self) -> int:
+        """Numbers per token of the terms that do."""
+        return sum(self._select(self.sizes, self.dependent))
 
     def forward(self, raw: Tensor, feedback: Tensor | None) -> list[Tensor]:
         """The terms, from what they read of the input (..., sum of sizes) and the feedback (..., D) if there is one."""
@@ -187,6 +194,44 @@ class RecurrentMixer(SequenceMixer):
     @abstractmethod
     def next_y(self, gates: Any, q: Any, state: State) -> Tensor:
         """y after one more token, from its gates, the coefficients of Q and the state before it -> (B, D)."""
+
+    def describe(self) -> dict[str, str | int | float]:
+        mixing = {} if self.channel_mixer is None else self.channel_mixer.describe()
+        return {**super().describe(), "core": type(self.core).__name__, **mixing}
+
+    def projection_flops(self) -> int:
+        """Operations per token of all that is computed once whatever finds the states: projections, convolution."""
+        weights = [self.input_projection.weight, self.terms.from_input.weight, self.output_projection.weight]
+        if self.convolution is not None:
+            weights.append(self.convolution.filters.weight)
+        read = 0
+        if self.output_term is not None:
+            weights.append(self.output_term.from_input.weight)
+            read = self.core.channels * self.output_term.read_channels
+        return 2 * (sum(weight.numel() for weight in weights) + read)
+
+    def read_flops(self) -> int:
+        """Operations per token of V s_{t-1}."""
+        return 2 * self.core.channels * self.terms.read_channels
+
+    def profile(self, u: Tensor) -> Profile:
+        with torch.inference_mode(False), torch.no_grad():
+            u = u.clone()  # one made in inference mode is of no use to the estimate, which transposes by autograd
+            x = _precise(self._project_in(u, self._initial_window(u))[0])
+            raw = _precise(self.terms.from_input(x))
+            y, iteration = self.observed_states(x, raw)
+            gates, q = self.gates_and_mixing(x, raw, shift(self.seen(y, x)))
+            every = -(-x.shape[1] // TOKENS_OF_DECAYS)
+            decays = self.core.decays(type(gates)(*(gate[:, ::every] for gate in gates))).flatten()
+            if self.channel_mixer is None:
+                return Profile(decays)
+            gain = self.core.residual_gain(gates)
+            factors = (factor(self.channel_mixer, q, gain) for factor in (contraction, contraction_bound))
+            return Profile(decays, *factors, iteration)
+
+    def observed_states(self, x: Tensor, raw: Tensor) -> tuple[Tensor, Iteration | None]:
+        """The states, as `states` in evaluation, and how their iteration went on if there is one."""
+        return self.states(x, raw), None
 
     def seen(self, y: Tensor, x: Tensor) -> Tensor:
         """The states as the gates and the output see them, from y and the core's input: two (..., D) -> (..., D)."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fprnn_lightning.mixers.base import SequenceMixer, inner_width
+from fprnn_lightning.mixers.base import Cost, SequenceMixer, inner_width
 
 
 class Block(nn.Module):
@@ -38,6 +38,11 @@ class Block(nn.Module):
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         mixed, state = self.mixer.step(self.norm(x), state)
         return self._mlp_branch(x + mixed), state
+
+    def mlp_cost(self) -> Cost:
+        """Operations per token of the MLP, 0 if there is none."""
+        linear = [] if self.mlp is None else [part for part in self.mlp if isinstance(part, nn.Linear)]
+        return Cost(once=2 * sum(part.weight.numel() for part in linear))
 
     def _mlp_branch(self, x: Tensor) -> Tensor:
         return x if self.mlp is None else x + self.mlp(x)

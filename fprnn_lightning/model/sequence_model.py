@@ -1,13 +1,29 @@
 """Tokens to logits: embedding, a stack of blocks, a norm and a head; in parallel over time or one token at a time."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fprnn_lightning.mixers.base import SequenceMixer
+from fprnn_lightning.mixers.base import Cost, Profile, SequenceMixer
 from fprnn_lightning.model.block import Block
+
+
+class Part(NamedTuple):
+    """What one part of a model has and costs.
+
+    Args:
+        name: what it is and where.
+        parameters: how many numbers are learnt, those of the norm before it among them.
+        cost: operations per token.
+        state_bytes: what generation carries from one token of a sequence to the next.
+    """
+
+    name: str
+    parameters: int
+    cost: Cost
+    state_bytes: int = 0
 
 
 class SequenceModel(nn.Module):
@@ -64,6 +80,30 @@ class SequenceModel(nn.Module):
             new_states.append(state)
         return self.head(self.norm(x)), new_states
 
+    def parts(self, time: int) -> list[Part]:
+        """The parts from the embedding to the head, in order, on sequences of so many tokens."""
+        parts = [Part("embedding", _parameters(self.embedding), Cost(once=0))]
+        for layer, block in enumerate(self.blocks):
+            mixer, state = block.mixer, block.mixer.state_bytes()
+            name = f"layer {layer}, {mixer.describe()['mixer']}"
+            parts.append(Part(name, _parameters(block.norm, mixer), mixer.cost(time), state))
+            if block.mlp is not None:
+                parts.append(Part(f"layer {layer}, MLP", _parameters(block.mlp), block.mlp_cost()))
+        head = Cost(once=2 * self.head.weight.numel())
+        return [*parts, Part("head", _parameters(self.norm, self.head), head)]
+
+    @torch.no_grad()
+    def profile(self, tokens: Tensor) -> list[Profile | None]:
+        """What the mixer of every layer does on tokens (B, T), see `SequenceMixer.profile`; in evaluation mode.
+
+        What mixers say of their last forward is of these tokens afterwards, if there are several layers.
+        """
+        x, profiles = self.embedding(tokens), []
+        for before, block in zip([None, *self.blocks], self.blocks, strict=False):
+            x = x if before is None else before(x)
+            profiles.append(block.mixer.profile(block.norm(x)))
+        return profiles
+
     @torch.no_grad()
     def generate(self, prompt: Tensor, length: int) -> Tensor:
         """Continues prompts greedily: prompt (B, T) -> the tokens that follow (B, length).
@@ -76,3 +116,7 @@ class SequenceModel(nn.Module):
             logits, states = self.step(generated[-1], states)
             generated.append(logits.argmax(-1))
         return torch.stack(generated, 1)
+
+
+def _parameters(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())

@@ -24,6 +24,10 @@ class IterationCap(ABC):
     def iterations(self, time: int, draw: int) -> int:
         """The cap on sequences of `time` tokens, in the draw-th batch."""
 
+    def typical(self, time: int) -> float:
+        """The cap on sequences of `time` tokens, or about its mean where it is drawn."""
+        return float(self.iterations(time, 0))
+
 
 @dataclass(frozen=True)
 class SequenceLength(IterationCap):
@@ -70,6 +74,9 @@ class RandomCap(IterationCap):
             raise ValueError(f"RandomCap: mean {self.mean:g} and shape {self.shape:g} must be above 0")
         if self.seed < 0:
             raise ValueError(f"RandomCap: seed is {self.seed}, must not be negative")
+
+    def typical(self, time: int) -> float:
+        return self.mean
 
     def iterations(self, time: int, draw: int) -> int:
         drawn = np.random.default_rng((self.seed, draw)).gamma(self.shape, self.mean / self.shape)
