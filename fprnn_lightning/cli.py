@@ -39,9 +39,12 @@ from fprnn_lightning.callbacks import (
     GradientNorm,
     LengthCurve,
     MetricsFile,
+    ModelPage,
     NonFiniteError,
     NonFiniteGuard,
     Progress,
+    RunTable,
+    SolverProfile,
     SolverReport,
     StartLine,
     StopOnSignal,
@@ -260,6 +263,7 @@ class CommandLine(LightningCLI):
         callbacks = [StartLine(), Throughput(), GradientNorm(), SolverReport(), NonFiniteGuard(), LengthCurve()]
         callbacks += [SaveConfig(text, self.folder), Continuation()]
         callbacks += [StopOnSignal(self.folder / "last.ckpt" if saves else None, requeue=resume == "auto")]
+        callbacks += [ModelPage(text), RunTable(), SolverProfile()]
         if settings.enable_progress_bar is not False:
             callbacks += [Progress()]
         if saves:

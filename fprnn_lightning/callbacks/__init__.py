@@ -4,8 +4,11 @@ from fprnn_lightning.callbacks.continuation import Continuation
 from fprnn_lightning.callbacks.gradient_norm import GradientNorm
 from fprnn_lightning.callbacks.length_curve import LengthCurve
 from fprnn_lightning.callbacks.metrics_file import MetricsFile
+from fprnn_lightning.callbacks.model_page import ModelPage
 from fprnn_lightning.callbacks.nonfinite_guard import NonFiniteError, NonFiniteGuard
 from fprnn_lightning.callbacks.progress import Progress
+from fprnn_lightning.callbacks.run_table import RunTable
+from fprnn_lightning.callbacks.solver_profile import SolverProfile
 from fprnn_lightning.callbacks.solver_report import SolverReport
 from fprnn_lightning.callbacks.start_line import StartLine
 from fprnn_lightning.callbacks.stop_on_signal import StopOnSignal, StoppedBySignal
@@ -17,9 +20,12 @@ __all__ = [
     "GradientNorm",
     "LengthCurve",
     "MetricsFile",
+    "ModelPage",
     "NonFiniteError",
     "NonFiniteGuard",
     "Progress",
+    "RunTable",
+    "SolverProfile",
     "SolverReport",
     "StartLine",
     "StopOnSignal",

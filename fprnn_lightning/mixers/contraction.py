@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fprnn_lightning.channel_mixers import ChannelMixer
 
-POWERS = 12
+POWERS = 24
 
 
 def contraction(channel_mixer: ChannelMixer, q: Any, gain: Tensor) -> Tensor:

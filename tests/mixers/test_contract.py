@@ -194,3 +194,62 @@ def test_channels_that_are_no_whole_number_are_refused(factory):
         factory(5, expand=1.5)
     with pytest.raises(ValueError, match="width is 0"):
         factory(0)
+
+
+def test_it_says_what_it_is(mixer):
+    said = mixer.describe()
+    assert said["mixer"] == {
+        DiagonalMixer: "diagonal",
+        DenseMixer: "dense",
+        FixedPointMixer: "fixed_point",
+        LSTMMixer: "lstm",
+    }.get(type(mixer))
+    assert ("core" in said) == (type(mixer) is not LSTMMixer)
+    assert ("rank" in said) == ("channel_mixer" in said) == (type(mixer) in (DenseMixer, FixedPointMixer))
+    assert ("gradient" in said) == ("iterations" in said) == ("solver" in said) == (type(mixer) is FixedPointMixer)
+
+
+def test_generation_carries_as_much_as_it_says(mixer):
+    _, state = mixer.step(torch.randn(1, WIDTH, dtype=torch.double), mixer.initial_state(1))
+    assert mixer.state_bytes() == sum(part.numel() * 8 for part in state)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 9)])
+def test_a_profile_says_how_states_are_found_and_changes_nothing(mixer, shape):
+    mixer.eval()
+    x = torch.randn(*shape, WIDTH, dtype=torch.double)
+    with torch.inference_mode():  # as in a validation
+        mixer(x)
+        told = dict(mixer.diagnostics())
+        random, weights = torch.get_rng_state(), deepcopy(mixer.state_dict())
+        profile = mixer.profile(x)
+        assert torch.equal(torch.get_rng_state(), random)
+    torch.testing.assert_close(mixer.state_dict(), weights, rtol=0, atol=0)
+    torch.testing.assert_close(mixer.diagnostics(), told, rtol=0, atol=0)
+    if type(mixer) is LSTMMixer:
+        assert profile is None
+        return
+    assert (profile.decays >= 0).all() and (profile.decays <= 1).all() and len(profile.decays) % shape[0] == 0
+    assert (profile.iteration is not None) == (type(mixer) is FixedPointMixer)
+    if type(mixer) is DiagonalMixer:
+        assert profile.contraction is None and profile.contraction_bound is None
+    else:
+        assert profile.contraction.shape == profile.contraction_bound.shape == shape
+        assert (profile.contraction > 0).all()
+        assert (profile.contraction <= profile.contraction_bound * (1 + 1e-9)).all()
+
+
+def test_a_profile_shows_the_iteration_that_evaluation_makes():
+    """About as many iterations as the slowest prefix takes, until all have settled; the first tokens settle first."""
+    torch.manual_seed(0)
+    mixer = FixedPointMixer(WIDTH, evaluation_iterations=64, train_iterations=12).double().eval()
+    x = torch.randn(3, 20, WIDTH, dtype=torch.double)
+    with torch.no_grad():
+        mixer(x)
+    residuals, tolerance, most = mixer.profile(x).iteration
+    told = mixer.diagnostics()
+    assert residuals.shape[1:] == (3, 20) and (tolerance, most) == (0.01, 12)
+    assert len(residuals) == pytest.approx(told["iterations"].max().item(), abs=1)  # what has settled goes on here
+    assert (residuals[-1] < tolerance).all() and not (residuals[-2] < tolerance).all()
+    settled = (residuals < tolerance).int().argmax(0)
+    assert (settled[:, 0] < settled.amax(1)).all(), "the first token settles before the last that does"
