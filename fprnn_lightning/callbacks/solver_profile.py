@@ -94,7 +94,7 @@ def draw_iterations(iteration: Iteration, title: str) -> Figure:
         axes.axhline(iteration.tolerance, color=GREY, linestyle=":", label=f"tolerance {iteration.tolerance:g}")
     if iteration.training_iterations <= len(residuals):
         most = iteration.training_iterations
-        axes.axvline(most, color=GREY, linestyle="-.", linewidth=1, label=f"most in training, {most:g}")
+        axes.axvline(most, color=GREY, linestyle="-.", linewidth=1, label=f"cap in training: {most:g}")
     axes.set_xlim(1, max(2, len(residuals)))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("iteration")
@@ -102,7 +102,7 @@ def draw_iterations(iteration: Iteration, title: str) -> Figure:
     axes.grid(axis="y", color="0.88", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, loc="left", fontsize="medium")
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(fontsize="small", framealpha=0.85, edgecolor="none")
     return figure
 
 

@@ -217,8 +217,8 @@ class RecurrentMixer(SequenceMixer):
     def profile(self, u: Tensor) -> Profile:
         with torch.inference_mode(False), torch.no_grad():
             u = u.clone()  # one made in inference mode is of no use to the estimate, which transposes by autograd
-            x = _precise(self._project_in(u, self._initial_window(u))[0])
-            raw = _precise(self.terms.from_input(x))
+            x, _, _ = self._project_in(u, self._initial_window(u))
+            x, raw = _precise(x), _precise(self.terms.from_input(x))
             y, iteration = self.observed_states(x, raw)
             gates, q = self.gates_and_mixing(x, raw, shift(self.seen(y, x)))
             every = -(-x.shape[1] // TOKENS_OF_DECAYS)

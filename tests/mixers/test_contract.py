@@ -239,6 +239,19 @@ def test_a_profile_says_how_states_are_found_and_changes_nothing(mixer, shape):
         assert (profile.contraction <= profile.contraction_bound * (1 + 1e-9)).all()
 
 
+@pytest.mark.parametrize("autocast", [True, False])
+def test_a_profile_in_bfloat16_is_about_that_in_float64(mixer, autocast):
+    mixer.eval()
+    x = torch.randn(2, 6, WIDTH, dtype=torch.double)
+    exact = mixer.profile(x)
+    mixer.to(torch.float32 if autocast else torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        rounded = mixer.profile(x.to(torch.float32 if autocast else torch.bfloat16))
+    for name in ("decays", "contraction", "contraction_bound"):
+        if getattr(exact, name, None) is not None:
+            torch.testing.assert_close(getattr(rounded, name).double(), getattr(exact, name), rtol=0.05, atol=0.05)
+
+
 def test_a_profile_shows_the_iteration_that_evaluation_makes():
     """About as many iterations as the slowest prefix takes, until all have settled; the first tokens settle first."""
     torch.manual_seed(0)
