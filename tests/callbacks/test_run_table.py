@@ -12,6 +12,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from fprnn_lightning.callbacks import RunTable, Throughput
 from fprnn_lightning.callbacks.run_table import CHOSEN
 from fprnn_lightning.channel_mixers.householder import Householder
+from fprnn_lightning.cli import main
 from fprnn_lightning.mixers.fixed_point import FixedPointMixer
 from fprnn_lightning.solvers.caps import RandomCap
 
@@ -140,3 +141,20 @@ def test_a_run_that_goes_on_keeps_its_row_and_counts_its_minutes_on(
     # one minute up to the checkpoint, one after it; what came between is lost and does not count
     assert [(each.step, each.value) for each in events().Scalars("final/minutes")] == [(4, 2.0)]
     assert [(each.step, each.value) for each in events().Scalars("final/steps")] == [(4, 4.0)]
+
+
+def test_every_fit_of_the_command_line_has_a_row_and_a_page(tmp_path):
+    sizes = {"group": "Z2", "batch_size": 4, "train_length": 16, "validation_sequences": 4, "test_sequences": 4}
+    options = [f"--data.{name}={value}" for name, value in sizes.items()]
+    trainer = ["--trainer.max_steps=2", f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"]
+    chosen = ["--data=WordProblem", "--model.mixer=DiagonalMixer", "--model.width=8", "--data.test_lengths=[16]"]
+    assert main(["fit", *chosen, *options, *trainer]) == 0
+    events = EventAccumulator(str(tmp_path / "z2" / "diagonal" / "run_0")).Reload()
+    values = _chosen(events)
+    assert (values["task"], values["mixer"], values["core"]) == ("z2", "diagonal", "GatedDiagonal")
+    assert events.Scalars("final/steps")[0].value == 2
+    assert (
+        b"class_path: fprnn_lightning.mixers.diagonal.DiagonalMixer"
+        in (events.Tensors("model/text_summary")[0].tensor_proto.string_val[0])
+    )
+    assert events.Tags()["histograms"] == ["test/solver/layer_0/decay"]
