@@ -29,6 +29,7 @@ class RunTable(Callback):
     def __init__(self) -> None:
         self.seconds = 0.0  # of training, up to when it last started
         self.started: float | None = None
+        self.speed: float | None = None
         self.measured: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -43,8 +44,9 @@ class RunTable(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.seconds, self.started = self._trained_seconds(), None
         self.measured = {"final/steps": float(trainer.global_step), "final/minutes": self.seconds / 60}
-        if "train/tokens_per_second" in trainer.callback_metrics:
-            self.measured["final/tokens_per_second"] = trainer.callback_metrics["train/tokens_per_second"].item()
+        self._note_speed(trainer)
+        if self.speed is not None:
+            self.measured["final/tokens_per_second"] = self.speed
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.measured:
@@ -61,11 +63,17 @@ class RunTable(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.measured = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self._trained_seconds()}
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._note_speed(trainer)
+        checkpoint["run_table"] = {"seconds": self._trained_seconds(), "speed": self.speed}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.seconds = state_dict["seconds"]
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint.get("run_table", {"seconds": 0.0, "speed": None})
+        self.seconds, self.speed = saved["seconds"], saved["speed"]
+
+    def _note_speed(self, trainer: Trainer) -> None:
+        if "train/tokens_per_second" in trainer.callback_metrics:
+            self.speed = trainer.callback_metrics["train/tokens_per_second"].item()
 
     def _trained_seconds(self) -> float:
         return self.seconds + (0.0 if self.started is None else perf_counter() - self.started)

@@ -69,12 +69,13 @@ class SolverProfile(Callback):
 def _write(trainer: Trainer, profile: Profile, prefix: str) -> None:
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            board, step = logger.experiment, trainer.global_step
+            board = logger.experiment
+            step = trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning has it for scalars
             decays = profile.decays.float().cpu().numpy()
             if np.isfinite(decays).all():
                 board.add_histogram(f"{prefix}/decay", decays, step, bins=BINS)
             if profile.iteration is not None:
-                title = f"{prefix.replace('/', ' · ')} · step {step:,}"
+                title = f"{prefix.replace('/', ' · ')} · step {trainer.global_step:,}"
                 board.add_figure(f"{prefix}/residual_by_iteration", draw_iterations(profile.iteration, title), step)
                 board.add_figure(f"{prefix}/residual_by_position", draw_positions(profile, title), step)
 
