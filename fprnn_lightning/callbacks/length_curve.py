@@ -51,11 +51,12 @@ class LengthCurve(Callback):
         self.rows = rows
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        folder = Path(trainer.log_dir)  # all ranks are asked
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.save()
             # last of all that a run writes: there it is over
-            write_whole(Path(trainer.log_dir, "length_curve.csv"), lambda path: write_csv(self.rows, path))
+            write_whole(folder / "length_curve.csv", lambda path: write_csv(self.rows, path))
 
 
 def table(rows: list[Row]) -> Table:
