@@ -15,6 +15,7 @@ ARROWS = {  # room: what of the package it may import besides itself
     "sentences": [],
     "whole_files": [],
     "run_folders": ["sentences"],
+    "figures": [],
     "scan": [],
     "channel_mixers": ["solvers"],
     "solvers": [],
@@ -23,11 +24,11 @@ ARROWS = {  # room: what of the package it may import besides itself
     "mixers": ["cores", "channel_mixers", "solvers", "scan"],
     "model": ["mixers.base"],
     "training": ["model", "mixers.base", "sentences", "whole_files"],
-    "callbacks": ["mixers.base", "training.metrics", "scan", "whole_files"],
+    "callbacks": ["mixers.base", "training.metrics", "scan", "whole_files", "figures"],
     "launchers": ["sentences"],
     "commands": [
         *("sentences", "whole_files", "launchers", "scan", "mixers", "cores", "channel_mixers", "solvers", "model"),
-        "tasks",
+        *("tasks", "figures"),
     ],
     "cli": ["sentences", "whole_files", "run_folders", "mixers", "tasks", "training", "callbacks", "commands"],
 }

@@ -13,15 +13,10 @@ from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 from rich.console import Console
 from rich.table import Table
 
+from fprnn_lightning.figures import ACCURACIES, TRAINED, tidy
 from fprnn_lightning.whole_files import write_whole
 
 Row = dict[str, int | float]
-LINES = {  # colours of Okabe and Ito, safe for all eyes; dashed: generated
-    "token_accuracy": ("#0072b2", "o-"),
-    "last_token_accuracy": ("#e69f00", "o-"),
-    "sequence_accuracy": ("#009e73", "o-"),
-    "generated_token_accuracy": ("#0072b2", "s--"),
-}
 
 
 class LengthCurve(Callback):
@@ -84,10 +79,10 @@ def draw(rows: list[Row], trained_length: int, title: str) -> Figure:
     axes = figure.subplots()
     lengths = [row["length"] for row in rows]
     left, right = lengths[0] / 1.25, lengths[-1] * 1.25
-    axes.axvspan(left, max(left, trained_length), color="0.93", zorder=0)
-    drawn = [name for name in LINES if name in rows[0]]
+    axes.axvspan(left, max(left, trained_length), color=TRAINED, zorder=0)
+    drawn = [name for name in ACCURACIES if name in rows[0]]
     for name in drawn:
-        colour, style = LINES[name]
+        colour, style = ACCURACIES[name]
         values = [row[name] for row in rows]
         axes.plot(lengths, values, style, color=colour, label=name.replace("_", " "), clip_on=False, zorder=3)
     axes.set_xscale("log", base=2)
@@ -99,8 +94,7 @@ def draw(rows: list[Row], trained_length: int, title: str) -> Figure:
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel(f"length in tokens (shaded: up to {trained_length}, as trained)")
     axes.set_ylabel("accuracy")
-    axes.grid(axis="y", color="0.85", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     axes.set_title(title, loc="left", fontsize="medium")
     figure.legend(frameon=False, loc="outside upper right", ncols=3)
     return figure
