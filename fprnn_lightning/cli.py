@@ -51,7 +51,7 @@ from fprnn_lightning.callbacks import (
     StoppedBySignal,
     Throughput,
 )
-from fprnn_lightning.commands import bench, data
+from fprnn_lightning.commands import bench, compare, data
 from fprnn_lightning.commands.sweep import sweep
 from fprnn_lightning.mixers import SequenceMixer
 from fprnn_lightning.sentences import SentenceErrors, UsageError, concrete_subclasses, nearest, one_line
@@ -444,6 +444,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], Any], str]] = {
         "write a task's sequences as CSV (data export) or make a task's files of published ones (data import)",
     ),
     "sweep": (run_sweep, "train all combinations of a file, on this machine or a cluster, and compare them"),
+    "compare": (compare.main, "compare runs: a table, curves with bands over seeds, a page (compare.html)"),
     "bench": (
         partial(run_function, bench, ("scan", "solver", "mixers", "data")),
         "time the scans (bench scan), an iteration (solver), training steps (mixers) or the making of data (data)",
