@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m fprnn_lightning compare", description=compare.__doc__.partition("\n\n    Args")[0])
     parser.add_argument("folders", nargs="+", type=str, help="Folders of runs, or with runs in them at any depth.")
     parser.add_argument(
-        "--output", type=str, help="Folder to write into, made if it is not there (default: the first folder)"
+        "--output", type=str | None, help="Folder to write into, made if it is not there (default: the first folder)"
     )
     options = parser.parse_args(arguments[1:])
     compare([Path(folder) for folder in options.folders], Path(options.output) if options.output else None)
@@ -131,13 +131,12 @@ def table(part: Section, is_wide: bool) -> Table:
     has_parameters = is_wide and any(group.parameters for group in part.groups)
     shown = Table(title=part.task, caption=caption(part, measures), box=SIMPLE_HEAD, padding=(0, 1 if is_wide else 0))
     shown.title_justify = shown.caption_justify = "left"
-    shown.add_column("mixer", overflow="fold", min_width=12)
+    shown.add_column("mixer", overflow="fold", min_width=14)
     for head in ("runs", *["parameters"] * has_parameters, *(measure.head for measure in measures)):
         shown.add_column(head, justify="right", no_wrap=is_wide)
     for group in part.groups:
         unfinished = sum(not run.finished for run in group.runs)
-        cells = [(f"{len(group.runs)}", f"{unfinished} unfinished" if is_wide else f"{unfinished} open")]
-        cells = cells if unfinished else [(cells[0][0], "")]
+        cells = [(f"{len(group.runs) - unfinished}{f' + {unfinished}' if unfinished else ''}", "")]
         cells += [(short(group.parameters) if group.parameters else "–", "")] * has_parameters
         cells += [summary(group, measure) for measure in measures]
         label = Text.assemble(("■ ", group.style.colour), group.label)
@@ -149,6 +148,8 @@ def caption(part: Section, measures: list[Measure]) -> str:
     """What the columns of a table are, and how it is ordered."""
     sentences = [f"Best first, by {', then '.join(m.head.removesuffix(' %') for m in part.ranking)}."]
     sentences += [f"{m.head}: {part.title(m)}." for m in measures if m.head != m.title]
+    if not all(run.finished for group in part.groups for run in group.runs):
+        sentences.append("runs: finished + unfinished.")
     if any(len(group.runs) > 1 for group in part.groups):
         sentences.append("Mean ± deviation over the runs of a group.")
     if any(group.is_provisional for group in part.groups):

@@ -83,11 +83,11 @@ def picture(sections: list[Section]) -> bytes:
     parts = np.atleast_1d(figure.subfigures(len(sections), 1, height_ratios=heights))
     for part, section in zip(parts, sections, strict=True):
         shown = panels(section)
-        grid = part.subplots(-(-len(shown) // 2), 2, squeeze=False).flat if shown else []
+        grid = list(part.subplots(-(-len(shown) // 2), 2, squeeze=False).flat) if shown else []
         for axes, panel in zip(grid, shown, strict=False):
             panel.draw(axes, section, Inks(), "")
             axes.set_title(panel.title, loc="left", fontsize="medium")
-        for axes in list(grid)[len(shown) :]:
+        for axes in grid[len(shown) :]:
             axes.set_axis_off()
         lines = [_line(group) for group in section.groups]
         part.suptitle(section.task, x=0.01, ha="left", fontweight="bold")

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 LARGEST = 4096  # bytes of a record that is read
+KEPT = ("train/loss", "train/tokens_per_second", "validation/", "test/bits_per_", "length_curve/")
 TRAINING = ("train/", "validation/")  # scalars between the first of a file and the last of which training went on
 
 
@@ -41,7 +42,7 @@ class Events(NamedTuple):
     """What a run logged.
 
     Args:
-        scalars: by their tags.
+        scalars: those that a comparison is made of, by their tags.
         hyperparameters: of the HPARAMS tab, by their names; empty if there are none.
         written: wall time of the last event, None if there is none.
         warnings: sentences on what could not be read.
@@ -70,21 +71,25 @@ def read_events(files: list[Path]) -> Events:
         first = offset = None
         for content in contents:
             event = Event.FromString(content)
-            first = event.wall_time if first is None else first
-            written = max(written or 0.0, event.wall_time)
-            if event.session_log.status == SessionLog.START:
+            now = event.wall_time
+            first = now if first is None else first
+            kind = event.WhichOneof("what")
+            if kind == "session_log" and event.session_log.status == SessionLog.START:
                 points = defaultdict(list, {tag: [p for p in old if p[0] < event.step] for tag, old in points.items()})
-            for value in event.summary.value:
-                if offset is None:
-                    offset = max((p[-1][1] for tag, p in points.items() if p and tag.startswith(TRAINING)), default=0.0)
-                if value.WhichOneof("value") == "simple_value":
-                    point = (event.step, offset + event.wall_time - first, value.simple_value)
-                    points[value.tag].append(point)
-                elif value.tag == SESSION_START_INFO_TAG:
+            for value in event.summary.value if kind == "summary" else ():
+                tag = value.tag
+                if tag.startswith(KEPT):
+                    if offset is None:
+                        ends = (old[-1][1] for name, old in points.items() if old and name.startswith(TRAINING))
+                        offset = max(ends, default=0.0)
+                    points[tag].append((event.step, offset + now - first, value.simple_value))
+                elif tag == SESSION_START_INFO_TAG:
                     info = parse_session_start_info_plugin_data(value.metadata.plugin_data.content)
                     hyperparameters |= {
                         name: getattr(each, each.WhichOneof("kind")) for name, each in info.hparams.items()
                     }
+        if contents:
+            written = now
         if not data:
             warnings.append(f"{path.name} is empty")
         elif damage:
@@ -95,31 +100,30 @@ def read_events(files: list[Path]) -> Events:
 
 def records(data: bytes) -> tuple[list[bytes], str]:
     """The contents of a file's whole records of at most 4 kB, and what is wrong with the others, "" if nothing."""
-    starts, damaged, position = [], 0, 0
     array = np.frombuffer(data, np.uint8)
-    is_cut_off = False
-    while position < len(data):
-        walk = []
+    starts, lengths = [], []  # of the records whose lengths are right
+    damaged, position, is_cut_off = 0, 0, False
+    while position < len(data) and not is_cut_off:
+        walk, following = [], []
         while position + 12 <= len(data):
             walk.append(position)
-            position += 16 + struct.unpack_from("<Q", data, position)[0]
-        valid = np.lib.stride_tricks.sliding_window_view(array, 12)[walk] if walk else np.zeros((0, 12), np.uint8)
-        invalid = np.flatnonzero(checksums(valid[:, :8]) != stored(valid[:, 8:]))
-        if not len(invalid) and position == len(data):
-            starts += walk
-            break
-        if len(invalid):
-            starts += walk[: invalid[0]]
+            following.append(struct.unpack_from("<Q", data, position)[0])
+            position += 16 + following[-1]
+        heads = np.lib.stride_tricks.sliding_window_view(array, 12)[walk] if walk else np.zeros((0, 12), np.uint8)
+        wrong = np.flatnonzero(checksums(heads[:, :8]) != stored(heads[:, 8:]))
+        right = int(wrong[0]) if len(wrong) else len(walk)
+        if len(wrong):
             damaged += 1
-            position = _next_length(array, walk[invalid[0]] + 1)
-        else:  # the last record, or its length, goes beyond the end
-            starts += [start for start in walk if start + 16 + struct.unpack_from("<Q", data, start)[0] <= len(data)]
+            position = _next_length(array, walk[right] + 1)
+        elif position != len(data):  # the last record, or its length, goes beyond the end
             is_cut_off = True
-            break
-    lengths = np.array([struct.unpack_from("<Q", data, start)[0] for start in starts], np.int64)
+            right -= position > len(data)
+        starts += walk[:right]
+        lengths += following[:right]
+    starts, lengths = np.array(starts, np.int64), np.array(lengths, np.int64)
     contents: dict[int, bytes] = {}
     for length in np.unique(lengths[lengths <= LARGEST]):
-        first = np.array(starts)[lengths == length] + 12
+        first = starts[lengths == length] + 12
         rows = np.lib.stride_tricks.sliding_window_view(array, int(length) + 4)[first]
         right = checksums(rows[:, :-4]) == stored(rows[:, -4:])
         damaged += int((~right).sum())

@@ -290,15 +290,17 @@ def last(series: Series) -> float | None:
 
 
 def differences(settings: list[dict[str, str]]) -> dict[str, list[str]]:
-    """The options that differ, but for those of classes that differ themselves; "" where one is absent."""
+    """The options that differ, "" where one is absent; those of a class only if they differ where the class is one."""
+
+    def differ(name: str) -> bool:
+        parents = [other for other in names if name.startswith(f"{other}.")]
+        alike = defaultdict(set)
+        for each in settings:
+            alike[tuple(each.get(parent) for parent in parents)].add(each.get(name))
+        return any(len(values) > 1 for values in alike.values())
+
     names = dict.fromkeys(name for each in settings for name in each)
-    values = {name: [each.get(name, "") for each in settings] for name in names}
-    differ = {name: each for name, each in values.items() if len(set(each)) > 1}
-    return {
-        name: each
-        for name, each in differ.items()
-        if not any(name.startswith(f"{other}.") for other in differ if other != name)
-    }
+    return {name: [each.get(name, "") for each in settings] for name in names if differ(name)}
 
 
 def _groups(runs: list[Run]) -> list[Group]:
