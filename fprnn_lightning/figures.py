@@ -54,15 +54,15 @@ def mixer_label(mixer: Mapping[str, Any]) -> str:
     Args:
         mixer: its configuration, a class_path and perhaps init_args, as in config.yaml.
     """
-    arguments = mixer.get("init_args") or {}
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_name(mixer).removesuffix("Mixer")).lower()
-    parts = (class_name(arguments.get(part) or {}) for part in ("core", "channel_mixer"))
+    arguments = mixer.get("init_args")
+    parts = (class_name(arguments.get(part)) for part in ("core", "channel_mixer")) if arguments else ()
     return " ".join(filter(None, (name, *parts)))
 
 
-def class_name(part: Mapping[str, Any]) -> str:
+def class_name(part: Any) -> str:
     """The name of the class of a part of a configuration, without its modules; "" if it has none."""
-    return str(part.get("class_path", "")).rpartition(".")[2]
+    return str(part.get("class_path", "")).rpartition(".")[2] if isinstance(part, Mapping) else ""
 
 
 def mixer_style(label: str) -> Style:

@@ -72,9 +72,9 @@ class Run:
     @property
     def task(self) -> str:
         """The name of its task."""
-        data = self.config.get("data") or {}
+        data = part(self.config, "data")
         named = {cls.__name__: cls.name for cls in concrete_subclasses(SequenceTask) if isinstance(cls.name, str)}
-        group = (data.get("init_args") or {}).get("group")
+        group = part(data, "init_args").get("group")
         fallbacks = (named.get(class_name(data)), group, self.folder.absolute().parent.parent.name)
         return str(self.hyperparameters.get("task") or next(filter(None, fallbacks))).lower()
 
@@ -83,14 +83,17 @@ class Run:
         """The label of its mixer, as of `mixer_label`."""
         named = (self.hyperparameters.get(name) for name in ("mixer", "core", "channel_mixer"))
         from_hyperparameters = " ".join(str(part) for part in named if part)
-        model = self.config.get("model") or {}
-        return mixer_label(model.get("mixer") or {}) or from_hyperparameters or self.folder.absolute().parent.name
+        return (
+            mixer_label(part(self.config, "model", "mixer"))
+            or from_hyperparameters
+            or self.folder.absolute().parent.name
+        )
 
     @property
     def seed(self) -> str:
         """The seed, and that of the data where it is another; "" if it is not known."""
         seed = self.config.get("seed_everything", self.hyperparameters.get("seed"))
-        data = ((self.config.get("data") or {}).get("init_args") or {}).get("seed", seed)
+        data = part(self.config, "data", "init_args").get("seed", seed)
         if seed is None or seed is True:
             return ""
         return spoken(seed) if data == seed else f"{spoken(seed)}, data {spoken(data)}"
@@ -98,10 +101,7 @@ class Run:
     @property
     def trained_length(self) -> int | None:
         """The longest length in training, on the scale of the evaluated lengths; None if it is not known."""
-        curriculum, data = (
-            ((part or {}).get("init_args") or {})
-            for part in ((self.config.get("model") or {}).get("curriculum"), self.config.get("data"))
-        )
+        curriculum, data = part(self.config, "model", "curriculum", "init_args"), part(self.config, "data", "init_args")
         ends = [curriculum.get("end", curriculum.get("length")), data.get("longest", data.get("train_length"))]
         ends = [end for end in ends if isinstance(end, int)]
         if ends:
@@ -123,7 +123,8 @@ class Run:
     @property
     def max_steps(self) -> int | None:
         """The most optimiser steps that the configuration allows; None if it is not known."""
-        return (self.config.get("trainer") or {}).get("max_steps")
+        steps = part(self.config, "trainer").get("max_steps")
+        return steps if isinstance(steps, int) else None
 
     @property
     def minutes(self) -> float:
@@ -188,17 +189,24 @@ def read_run(folder: Path) -> Run:
     return run
 
 
-def flatten(part: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def part(config: Any, *names: str) -> Mapping[str, Any]:
+    """A part of a configuration, {} if there is none."""
+    for name in names:
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config if isinstance(config, Mapping) else {}
+
+
+def flatten(config: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """The dotted options of a configuration with their values; those of a class follow the class."""
-    if isinstance(part, Mapping):
-        for key, value in part.items():
+    if isinstance(config, Mapping):
+        for key, value in config.items():
             inner = name if key in ("class_path", "init_args") else f"{name}.{key}".lstrip(".")
-            yield from ((name, class_name(part)),) if key == "class_path" else flatten(value, inner)
-    elif isinstance(part, list) and any(isinstance(each, Mapping) for each in part):
-        for index, each in enumerate(part):
+            yield from ((name, class_name(config)),) if key == "class_path" else flatten(value, inner)
+    elif isinstance(config, list) and any(isinstance(each, Mapping) for each in config):
+        for index, each in enumerate(config):
             yield from flatten(each, f"{name}.{index}")
     else:
-        yield name, spoken(part)
+        yield name, spoken(config)
 
 
 def spoken(value: Any) -> str:
@@ -230,7 +238,7 @@ def _read_config(path: Path, warnings: list[str]) -> dict[str, Any]:
         problem = getattr(error, "strerror", None) or getattr(error, "problem", None) or "not UTF-8"
         warnings.append(f"config.yaml cannot be read, {problem}")
         return {}
-    if not isinstance(config, dict) or not config.keys() >= {"trainer", "model", "data", "ckpt_path"}:
+    if not (part(config, "trainer") and part(config, "model") and part(config, "data") and "ckpt_path" in config):
         warnings.append("config.yaml is empty" if config is None else "config.yaml is cut off or of something else")
         return {}
     return config
