@@ -68,10 +68,10 @@ def _section(section: Section, number: int, folders: list[Path]) -> str:
             mark = f'data-group="{number}-{place}">'
             drawn = drawn.replace(mark, f"{mark}<title>{escape(group.label)}</title>")
         figures.append(f"<figure><figcaption>{escape(panel.title)}</figcaption>{drawn}</figure>")
-    swatches = [swatch(group, f"swatch{number}x{place}") for place, group in enumerate(section.groups)]
+    swatches = [_swatches(section, f"{where}{number}") for where in ("table", "legend", "differences")]
     legend = "".join(
         f'<label><input type="checkbox" checked value="{number}-{place}">{drawn}{escape(group.label)}</label>'
-        for place, (group, drawn) in enumerate(zip(section.groups, swatches, strict=True))
+        for place, (group, drawn) in enumerate(zip(section.groups, swatches[1], strict=True))
     )
     several = any(len(group.runs) > 1 for group in section.groups)
     remarks = [f"Best first, by {', then '.join(map(section.title, section.ranking))}."]
@@ -83,15 +83,20 @@ def _section(section: Section, number: int, folders: list[Path]) -> str:
     return "\n".join(
         [
             f'<section><h2>{escape(section.task)}</h2><p class="faint">{escape(" ".join(remarks))}</p>',
-            _groups(section, number, swatches),
+            _groups(section, number, swatches[0]),
             f'<fieldset class="legend" aria-label="groups shown in the figures">{legend}</fieldset>',
             f'<div class="figures">{"".join(figures)}</div>',
             f'<p class="faint">{escape((bands + holds).strip())}</p>' if several else "",
-            _differences(section, swatches),
+            _differences(section, swatches[2]),
             _runs(section, number, folders),
             "</section>",
         ]
     )
+
+
+def _swatches(section: Section, name: str) -> list[str]:
+    """A piece of the line of each group; names within a page differ."""
+    return [swatch(group, f"{name}x{place}") for place, group in enumerate(section.groups)]
 
 
 def _groups(section: Section, number: int, swatches: list[str]) -> str:
