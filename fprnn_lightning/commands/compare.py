@@ -25,6 +25,7 @@ from fprnn_lightning.commands.groups import Measure, Section, sections, short, s
 from fprnn_lightning.commands.runs import Run, find_runs, read_run
 from fprnn_lightning.sentences import SentenceErrors, UsageError
 
+LABEL_WIDTH = 16  # of a mixer's label at least
 NOTES = 12  # warnings that are printed; the page has all of them
 
 
@@ -114,9 +115,7 @@ def show(parts: list[Section], left_out: Mapping[Path, str]) -> None:
     if len(parts) > 1:
         console.print(f"{len(parts)} tasks, each with a table of its own: {', '.join(part.task for part in parts)}.")
     for part in parts:
-        wide = table(part, is_wide=True)
-        fits = Measurement.get(console, console.options.update(width=10_000), wide).maximum <= console.width
-        console.print(wide if fits else table(part, is_wide=False), highlight=False)
+        console.print(fitting(part, console), highlight=False)
     notes = [f"{run.folder}: {note}" for part in parts for g in part.groups for run in g.runs for note in run.warnings]
     notes += [f"{folder}: left out, {why}" for folder, why in left_out.items()]
     for note in notes[:NOTES]:
@@ -125,15 +124,31 @@ def show(parts: list[Section], left_out: Mapping[Path, str]) -> None:
         console.print(f"note: {len(notes) - NOTES} more in compare.html")
 
 
-def table(part: Section, is_wide: bool) -> Table:
-    """The groups of a task for the terminal: deviations beside the means, or below them where it is narrow."""
+def fitting(part: Section, console: Console) -> Table:
+    """The groups of a task as a table that the terminal has room for, without its last columns if need be."""
     measures = [measure for measure in part.measures if measure.name not in ("steps", "minutes")]
+    for count in range(len(measures), 0, -1):
+        for is_wide in (True, False) if count == len(measures) else (False,):
+            shown = table(part, measures[:count], is_wide)
+            if count < len(measures):
+                shown.caption += f" {', '.join(m.head for m in measures[count:])}: see compare.html."
+            shown.columns[0].max_width = None if is_wide else LABEL_WIDTH
+            needed = Measurement.get(console, console.options.update(width=10_000), shown).maximum
+            shown.columns[0].max_width = None
+            if needed <= console.width:
+                return shown
+    return shown
+    return shown
+
+
+def table(part: Section, measures: list[Measure], is_wide: bool) -> Table:
+    """The groups of a task: deviations beside the means if there is room, else below them."""
     has_parameters = is_wide and any(group.parameters for group in part.groups)
     shown = Table(title=part.task, caption=caption(part, measures), box=SIMPLE_HEAD, padding=(0, 1 if is_wide else 0))
     shown.title_justify = shown.caption_justify = "left"
-    shown.add_column("mixer", overflow="fold", min_width=14)
+    shown.add_column("mixer", overflow="fold", min_width=LABEL_WIDTH)
     for head in ("runs", *["parameters"] * has_parameters, *(measure.head for measure in measures)):
-        shown.add_column(head, justify="right", no_wrap=is_wide)
+        shown.add_column(head, justify="right", no_wrap=True)
     for group in part.groups:
         unfinished = sum(not run.finished for run in group.runs)
         cells = [(f"{len(group.runs) - unfinished}{f' + {unfinished}' if unfinished else ''}", "")]

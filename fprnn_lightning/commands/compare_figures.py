@@ -97,16 +97,17 @@ def picture(sections: list[Section]) -> bytes:
         return file.getvalue()
 
 
-def svg(panel: Panel, section: Section, name: str) -> str:
+def svg(panel: Panel, section: Section, number: int, name: str) -> str:
     """A panel as SVG to stand in a page: its lines are of the class `group`, and data-group says whose they are.
 
     Args:
         panel: what to draw.
         section: of what.
+        number: of the section; the line of its second group is `<number>-1`.
         name: of the figure, made of letters and digits, another one for each figure of the page.
     """
     figure = Figure(figsize=(5.6, 3.3), layout="constrained")
-    panel.draw(figure.subplots(), section, Inks(PAGE_INK, PAGE_GRID, PAGE_SHADE), f"{section.task}-")
+    panel.draw(figure.subplots(), section, Inks(PAGE_INK, PAGE_GRID, PAGE_SHADE), f"{number}-")
     return _inline(figure, name, panel.title)
 
 

@@ -46,3 +46,5 @@ for (const label of document.querySelectorAll(".legend label")) {
   label.addEventListener("mouseleave", () => fade(false));
   show(); // browsers keep what was chosen when a page is loaded again
 }
+
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => (each.open = true)));

@@ -15,6 +15,7 @@ from fprnn_lightning.commands.groups import Section, minutes, summary
 from fprnn_lightning.commands.runs import Run
 
 HERE = Path(__file__).parent
+FEW_RUNS = 20  # whose table need not be opened
 
 
 class Cell(NamedTuple):
@@ -58,12 +59,9 @@ def page(sections: list[Section], left_out: Mapping[Path, str], folders: list[Pa
 
 
 def _section(section: Section, number: int, folders: list[Path]) -> str:
-    # a task's name may hold anything, so that names inside the page are made of numbers
     figures = []
     for index, panel in enumerate(panels(section)):
-        drawn = svg(panel, section, f"figure{number}x{index}").replace(
-            f'data-group="{section.task}-', f'data-group="{number}-'
-        )
+        drawn = svg(panel, section, number, f"figure{number}x{index}")
         for place, group in enumerate(section.groups):
             mark = f'data-group="{number}-{place}">'
             drawn = drawn.replace(mark, f"{mark}<title>{escape(group.label)}</title>")
@@ -151,9 +149,10 @@ def _runs(section: Section, number: int, folders: list[Path]) -> str:
             if has_notes:
                 row.append(Cell(escape("; ".join(run.warnings)), kind="text note"))
             rows.append(row)
-    count = len(rows)
-    table = _table(f"runs-{number}", heads, rows)
-    return f"<details open><summary>{count} run{'s' * (count > 1)}</summary>{table}</details>"
+    noted = sum(bool(run.warnings) for group in section.groups for run in group.runs)
+    title = f"{len(rows)} run{'s' * (len(rows) > 1)}{f', {noted} with notes' if noted else ''}"
+    is_open = " open" * (len(rows) <= FEW_RUNS)
+    return f"<details{is_open}><summary>{title}</summary>{_table(f'runs-{number}', heads, rows)}</details>"
 
 
 def _allowed(run: Run) -> str:

@@ -178,7 +178,7 @@ def _measures(unit: str, is_prompted: bool) -> list[Measure]:
     speed = [
         Measure(
             "iterations",
-            "iterations",
+            "iter.",
             "iterations in validation",
             lambda run: last(run.iterations()),
             lambda value: f"{value:.1f}",
@@ -375,14 +375,14 @@ def summary(group: Group, measure: Measure) -> tuple[str, str]:
     if measure.is_length:
         longest = max((row["length"] for run in group.finished for row in run.curve), default=0.0)
         low, middle, high = (
-            f"{'≥ ' if value == longest else ''}{measure.text(value)}"
+            f"{'≥' if value == longest else ''}{measure.text(value)}"
             for value in (min(values), statistics.median_low(values), max(values))
         )
-        return middle, f"{low} to {high}" if low != high else ""
+        return middle, f"({low}–{high})" if low != high else ""
     mean = measure.text(statistics.fmean(values))
     if group.is_provisional and measure.of_test:
         mean += "*"
-    missing = f"{len(values)} of {len(group.runs)}" if measure.name.endswith("_to_99") else ""
+    missing = f"({len(values)} of {len(group.runs)})" if measure.name.endswith("_to_99") else ""
     missing = "" if len(values) == len(group.runs) else missing
     spread = f"± {measure.text(statistics.stdev(values))}" if len(values) > 1 else ""
-    return mean, ", ".join(filter(None, (spread, missing)))
+    return mean, " ".join(filter(None, (spread, missing)))

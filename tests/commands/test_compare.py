@@ -87,7 +87,7 @@ def test_it_prints_a_table_and_says_where_the_files_are(
     assert written(logs) == FILES
 
 
-@pytest.mark.parametrize("columns", [80, 100, 140])
+@pytest.mark.parametrize("columns", [80, 100, 140, 200])
 def test_the_table_fits_the_terminal(
     logs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
@@ -97,7 +97,20 @@ def test_the_table_fits_the_terminal(
     assert max(len(line.rstrip()) for line in table.splitlines()) <= columns
     for text in ("GatedDiagonal", "fixed_point", "tokens/s", "solved", "minutes", "82.9", "± 10.1", "70.0*", "0 + 1"):
         assert text in table
+    assert "5.40k" in table
     assert "…" not in table
+
+
+def test_columns_that_have_no_room_are_named(
+    logs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    show(sections([read_run(folder) for folder in find_runs([logs])]), {})
+    table = capsys.readouterr().out
+    assert max(len(line.rstrip()) for line in table.splitlines()) <= 60
+    assert "± 10.1" in table
+    assert "5.40k" not in table
+    assert "iter., tokens/s: see compare.html." in " ".join(table.split())
 
 
 @pytest.mark.usefixtures("undrawn")

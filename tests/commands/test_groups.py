@@ -37,7 +37,7 @@ def test_runs_that_differ_in_their_seed_are_a_group_with_mean_and_deviation(tmp_
     assert values["sequence_accuracy"] == ("80.0", "± 10.0")
     assert values["steps_to_99"] == ("400", "± 200")
     assert values["minutes_to_99"] == ("0.67", f"± {statistics.stdev([1 / 3, 2 / 3, 1]):.2f}")
-    assert values["solved_length"] == ("0", "0 to 16")
+    assert values["solved_length"] == ("0", "(0–≥16)")
     assert values["tokens_per_second"] == ("5.40k", "± 200")
     assert "iterations" not in values
 
@@ -53,14 +53,14 @@ def test_the_longest_solved_length(tmp_path: Path, make_run: MakeRun) -> None:
     for seed, curve in enumerate(curves):
         make_run(tmp_path / f"run_{seed}", seed=seed, curve=curve)
     (section,) = compared(tmp_path)
-    assert measured(section, section.groups[0])["solved_length"] == ("50", "50 to ≥ 128")
+    assert measured(section, section.groups[0])["solved_length"] == ("50", "(50–≥128)")
 
 
 def test_steps_to_99_of_the_runs_that_get_there(tmp_path: Path, make_run: MakeRun) -> None:
     make_run(tmp_path / "run_0", seed=0, validation={200: 0.5, 400: 0.991, 600: 0.2})
     make_run(tmp_path / "run_1", seed=1, validation={200: 0.5, 400: 0.98})
     (section,) = compared(tmp_path)
-    assert measured(section, section.groups[0])["steps_to_99"] == ("400", "1 of 2")
+    assert measured(section, section.groups[0])["steps_to_99"] == ("400", "(1 of 2)")
 
 
 def test_tests_are_of_finished_runs_where_there_are_any(tmp_path: Path, make_run: MakeRun) -> None:
