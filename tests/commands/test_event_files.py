@@ -1,5 +1,6 @@
 """Event files: the same as TensorBoard reads, the time of training, and what is left of damaged ones."""
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,6 +102,15 @@ def test_bytes_too_many_or_too_few_in_the_middle(file: Path) -> None:
         assert len(left) >= COUNT - 3
         assert set(left) < set(range(COUNT))
         assert "damaged" in read_events([file]).warnings[0]
+
+
+def test_bytes_too_many_between_two_records_cost_none(file: Path) -> None:
+    data = file.read_bytes()
+    last = data.rindex(b"train/loss")
+    size = last - data[:last].rindex(b"train/loss")
+    start = data.index(struct.pack("<Q", size - 16), len(data) // 2)
+    file.write_bytes(data[:start] + b"abc" + data[start:])
+    assert losses(file) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("content", [b"\0" * 100, b"no events at all, this is a text", b"short"], ids=len)

@@ -170,12 +170,12 @@ def test_prompted_tasks_are_measured_as_generated(tmp_path: Path, make_run: Make
 def test_text_is_measured_in_bits_per_byte_the_fewest_first(tmp_path: Path, make_run: MakeRun) -> None:
     data = {"class_path": "Text", "init_args": {"train_length": 16}}
     for n, bits in enumerate((2.1, 1.9)):
-        extra = [(1100.0, 600, "test/bits_per_byte", bits), (1060.0, 599, "validation/bits_per_byte", 3.0)]
+        extra = [(1100.0, 600, "test/bits_per_byte", bits), (1060.0, 599, "validation/bits_per_byte", 1.5)]
         make_run(tmp_path / f"run_{n}", data=data, extra=extra, model__width=n)
     make_run(tmp_path / "run_2", data=data, extra=extra[1:], model__width=2, finished=False)
     (section,) = compared(tmp_path)
     assert (section.unit, section.sequence_accuracy) == ("byte", "token_accuracy")
-    assert [measured(section, group)["bits"][0] for group in section.groups] == ["1.900", "2.100", "3.000*"]
+    assert [measured(section, group)["bits"][0] for group in section.groups] == ["1.900", "2.100", "1.500*"]
     assert [measure.name for measure in section.ranking] == ["bits", "token_accuracy"]
     assert section.title(section.measures[0]) == "bits per byte"
 
