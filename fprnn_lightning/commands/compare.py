@@ -61,7 +61,7 @@ def compare(folders: list[Path], output: Path | None = None) -> None:
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"compare: {folder} is {'no folder' if folder.exists() else 'not there'}")
-    named = " or ".join(map(str, folders))
+    named = " or ".join(map(str, folders)) if len(folders) <= 3 else f"{len(folders)} folders, {folders[0]} the first"
     found = find_runs(folders)
     if not found:
         raise UsageError(f"compare: no run in {named}, a run is a folder with a config.yaml or with event files")

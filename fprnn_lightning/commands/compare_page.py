@@ -1,5 +1,6 @@
 """The page of a comparison: one file that needs no other and no network, and says so to the browser."""
 
+import os
 import statistics
 from base64 import b64encode
 from collections.abc import Mapping
@@ -44,8 +45,9 @@ def page(sections: list[Section], left_out: Mapping[Path, str], folders: list[Pa
     runs = sum(len(group.runs) for section in sections for group in section.groups)
     several = f", {len(sections)} tasks, each by itself" if len(sections) > 1 else ""
     title = f"Comparison of {', '.join(section.task for section in sections)}"
+    where = ", ".join(map(str, folders)) if len(folders) <= 3 else common(folders)
     introduction = (
-        f"{runs} runs in {', '.join(map(str, folders))}{several}. Made {datetime.now():%Y-%m-%d %H:%M}. "
+        f"{runs} runs in {where}{several}. Made {datetime.now():%Y-%m-%d %H:%M}. "
         "Runs that differ in nothing but their seeds are one group."
     )
     return Template((HERE / "compare_page.html").read_text()).substitute(
@@ -219,6 +221,11 @@ def _number(value: float | None, html: str) -> Cell:
     return Cell(html, "" if value is None else repr(float(value)))
 
 
+def common(folders: list[Path]) -> Path:
+    """The innermost folder that all of some are in, the only one itself."""
+    return Path(os.path.commonpath([folder.resolve() for folder in folders]))
+
+
 def _relative(run: Run, folders: list[Path]) -> str:
-    """A run's folder as seen from the given one that it is in, if there is but one, else as it is."""
-    return str(run.folder.relative_to(folders[0])) if len(folders) == 1 else str(run.folder)
+    """A run's folder as seen from the one that all are in."""
+    return str(run.folder.resolve().relative_to(common(folders)))
