@@ -51,7 +51,7 @@ from fprnn_lightning.callbacks import (
     StoppedBySignal,
     Throughput,
 )
-from fprnn_lightning.commands import bench, compare, data
+from fprnn_lightning.commands import bench, compare, data, export, generate
 from fprnn_lightning.commands.sweep import sweep
 from fprnn_lightning.mixers import SequenceMixer
 from fprnn_lightning.sentences import SentenceErrors, UsageError, concrete_subclasses, nearest, one_line
@@ -406,10 +406,11 @@ def list_classes(base: type, arguments: list[str]) -> None:
 
 
 def run_function(module: ModuleType, names: tuple[str, ...], arguments: list[str]) -> None:
-    """Runs one of a module's functions, for example bench scan."""
+    """Runs one of a module's functions, for example bench scan; its only one needs no name: export."""
+    functions = {name.rstrip("_"): getattr(module, name) for name in names}  # import_ is import, a word of Python's
     try:
         auto_cli(
-            {name.rstrip("_"): getattr(module, name) for name in names},  # import_ is import, a word of Python's
+            functions if len(functions) > 1 else functions.popitem()[1],
             args=arguments[1:],
             as_positional=False,
             parser_class=FunctionParser,
@@ -445,6 +446,14 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], Any], str]] = {
     ),
     "sweep": (run_sweep, "train all combinations of a file, on this machine or a cluster, and compare them"),
     "compare": (compare.main, "compare runs: a table, curves with bands over seeds, a page (compare.html)"),
+    "export": (
+        partial(run_function, export, ("export",)),
+        "write a checkpoint's model into a folder that needs no run",
+    ),
+    "generate": (
+        partial(run_function, generate, ("generate",)),
+        "continue prompts with an exported model",
+    ),
     "bench": (
         partial(run_function, bench, ("scan", "solver", "mixers", "data")),
         "time the scans (bench scan), an iteration (solver), training steps (mixers) or the making of data (data)",

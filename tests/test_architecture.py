@@ -10,12 +10,13 @@ PACKAGE = Path(__file__).parents[1] / "fprnn_lightning"
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 ARROWS = {  # room: what of the package it may import besides itself
-    "__init__": [],
+    "__init__": ["pretrained"],
     "__main__": ["cli"],
     "sentences": [],
     "whole_files": [],
     "run_folders": ["sentences"],
     "figures": [],
+    "pretrained": ["training"],
     "scan": [],
     "channel_mixers": ["solvers"],
     "solvers": [],
@@ -27,12 +28,12 @@ ARROWS = {  # room: what of the package it may import besides itself
     "callbacks": ["mixers.base", "training.metrics", "scan", "whole_files", "figures"],
     "launchers": ["sentences"],
     "commands": [
-        *("sentences", "whole_files", "launchers", "scan", "mixers", "cores", "channel_mixers", "solvers", "model"),
-        *("tasks", "figures"),
+        *("sentences", "whole_files", "figures", "launchers", "pretrained", "training.checkpoint_file"),
+        *("scan", "mixers", "cores", "channel_mixers", "solvers", "model", "tasks"),
     ],
     "cli": ["sentences", "whole_files", "run_folders", "mixers", "tasks", "training", "callbacks", "commands"],
 }
-LIGHTNING_ROOMS = {"tasks", "training", "callbacks", "commands", "cli"}
+LIGHTNING_ROOMS = {"tasks", "training", "callbacks", "commands", "pretrained", "cli"}
 
 
 def imports(source: str, file: Path) -> Iterator[str]:

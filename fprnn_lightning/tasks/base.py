@@ -129,6 +129,23 @@ class SequenceTask(LightningDataModule, ABC):
             Tokens (B, T) and targets (B, T), both int64; a target of -100 is not scored.
         """
 
+    @classmethod
+    def read_prompt(cls, text: str) -> list[int]:
+        """The tokens that a person means by a text: their numbers, unless a task says otherwise.
+
+        Raises:
+            ValueError: If the text is anything else.
+        """
+        words = text.split()
+        if unknown := [word for word in words if not word.isdecimal()]:
+            raise ValueError(f"prompt: {unknown[0]!r} is not the number of a token, such as 0 1 2.")
+        return [int(word) for word in words]
+
+    @classmethod
+    def show(cls, tokens: Sequence[int]) -> str:
+        """Tokens as a person reads them; what `read_prompt` reads."""
+        return " ".join(map(str, tokens))
+
     def batch(self, split: Split, index: int) -> Batch:
         """One batch of a split, a pure function of (seed, split, index).
 

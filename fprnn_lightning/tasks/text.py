@@ -106,6 +106,14 @@ class Text(ContextTask):
                     f"The files have {ring.size} bytes for {split}, too few for a context of {length} ({option})."
                 )
 
+    @classmethod
+    def read_prompt(cls, text: str) -> list[int]:
+        return list(text.encode("utf-8", "surrogateescape"))
+
+    @classmethod
+    def show(cls, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode("utf-8", "replace")
+
     def places(self, split: Split) -> int:
         return self._rings[split].size
 
