@@ -1,12 +1,16 @@
 """Every configuration trains: the headline runs as they are, the parts put together."""
 
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
+import yaml
+from torch import nn
 
 from fprnn_lightning.cli import main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+EXTRAS = sorted(CONFIGS.glob("extra/*.yaml"))
 HEADLINES = sorted(CONFIGS.glob("*.yaml"))
 TASKS, MIXERS = sorted(CONFIGS.glob("task/*.yaml")), sorted(CONFIGS.glob("mixer/*.yaml"))
 PAIRS = [(TASKS[0], mixer) for mixer in MIXERS] + [(task, MIXERS[0]) for task in TASKS[1:]]
@@ -47,7 +51,47 @@ def test_a_task_and_a_mixer_train_together(pair: tuple[Path, Path], tmp_path: Pa
     trains_two_steps(list(pair), tmp_path)
 
 
+@pytest.mark.parametrize("extra", EXTRAS, ids=lambda path: path.stem)
+def test_an_extra_part_goes_on_top_of_a_run(
+    extra: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))  # needs no C++
+    trains_two_steps([CONFIGS / "a5_diagonal.yaml", extra], tmp_path)
+    (folder,) = tmp_path.glob("a5/diagonal/run_0")
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    names = {path.name for path in folder.iterdir()}
+    assert ("last.ckpt" in names) == (extra.stem != "debug")
+    shown = capsys.readouterr().out
+    match extra.stem:
+        case "debug":
+            assert settings["trainer"]["detect_anomaly"]
+        case "profile":
+            assert {"fit-profile.txt", "test-profile.txt"} <= names
+            assert f"where the time went: {folder / 'fit-profile.txt'}" in shown
+        case "bf16":
+            assert settings["trainer"]["precision"] == "bf16-mixed"
+        case "compile":
+            assert settings["model"]["compile"]
+        case "find_learning_rate":
+            assert "learning_rate.png" in names
+            assert "learning rate" in shown
+        case "stop_when_solved":
+            assert settings["trainer"]["callbacks"][0]["class_path"].endswith("StopWhenSolved")
+        case _:
+            pytest.fail("this part's effect is not tested")
+
+
+def test_extra_parts_stack(tmp_path: Path) -> None:
+    parts = [CONFIGS / "extra" / f"{name}.yaml" for name in ("find_learning_rate", "stop_when_solved", "debug", "bf16")]
+    trains_two_steps([CONFIGS / "a5_diagonal.yaml", *parts], tmp_path)
+    settings = yaml.safe_load(next(tmp_path.rglob("config.yaml")).read_text())
+    callbacks = [each["class_path"].rpartition(".")[2] for each in settings["trainer"]["callbacks"]]
+    assert callbacks == ["FindLearningRate", "StopWhenSolved"]
+    assert settings["trainer"]["precision"] == "bf16-mixed"
+
+
 def test_there_are_configs_of_each_kind() -> None:
     assert CONFIGS / "quickstart.yaml" in HEADLINES
     assert TASKS
     assert MIXERS
+    assert EXTRAS

@@ -1,12 +1,14 @@
 """What a run shows and when it stops: Lightning callbacks, each usable alone."""
 
 from fprnn_lightning.callbacks.continuation import Continuation
+from fprnn_lightning.callbacks.find_learning_rate import FindLearningRate
 from fprnn_lightning.callbacks.gradient_norm import GradientNorm
 from fprnn_lightning.callbacks.length_curve import LengthCurve
 from fprnn_lightning.callbacks.metrics_file import MetricsFile
 from fprnn_lightning.callbacks.model_page import ModelPage
 from fprnn_lightning.callbacks.nonfinite_guard import NonFiniteError, NonFiniteGuard
 from fprnn_lightning.callbacks.progress import Progress
+from fprnn_lightning.callbacks.run_profiler import RunProfiler
 from fprnn_lightning.callbacks.run_table import RunTable
 from fprnn_lightning.callbacks.solver_profile import SolverProfile
 from fprnn_lightning.callbacks.solver_report import SolverReport
@@ -17,6 +19,7 @@ from fprnn_lightning.callbacks.throughput import Throughput
 
 __all__ = [
     "Continuation",
+    "FindLearningRate",
     "GradientNorm",
     "LengthCurve",
     "MetricsFile",
@@ -24,6 +27,7 @@ __all__ = [
     "NonFiniteError",
     "NonFiniteGuard",
     "Progress",
+    "RunProfiler",
     "RunTable",
     "SolverProfile",
     "SolverReport",

@@ -54,7 +54,8 @@ def first_nonfinite(model: nn.Module, tokens: Tensor) -> str:
 
     hooks = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name]
     try:
-        model(tokens)
+        with torch.compiler.set_stance("force_eager"):  # compiled code has no hooks
+            model(tokens)
     finally:
         for hook in hooks:
             hook.remove()

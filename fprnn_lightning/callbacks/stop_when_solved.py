@@ -4,7 +4,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class StopWhenSolved(Callback):
-    """Stops when the last-token accuracy at the longest validation length reaches a threshold.
+    """Stops, on all ranks at once, when the last-token accuracy at the longest validation length reaches a threshold.
 
     Args:
         threshold: last-token accuracy, in (0, 1].
@@ -18,5 +18,8 @@ class StopWhenSolved(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         length = pl_module.validation_accuracy.lengths[-1]
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            accuracy = trainer.callback_metrics[f"validation/last_token_accuracy_{length}"]
-            trainer.should_stop = trainer.should_stop or accuracy.item() >= self.threshold
+            accuracy = trainer.callback_metrics[f"validation/last_token_accuracy_{length}"].item()
+            if trainer.strategy.reduce_boolean_decision(accuracy >= self.threshold):
+                trainer.should_stop = True
+                if trainer.is_global_zero:
+                    print(f"solved after step {trainer.global_step}: {accuracy:.2%} right at {length}", flush=True)

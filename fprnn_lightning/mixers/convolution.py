@@ -24,4 +24,12 @@ class CausalConvolution(nn.Module):
     def forward(self, x: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, T, D), after the tokens of a window (B, tokens - 1, D) -> (B, T, D), and the next window."""
         x = torch.cat([window.to(x.dtype), x], 1)
-        return functional.silu(self.filters(x.mT).mT), x[:, x.shape[1] - self.before :]
+        return functional.silu(self._filtered(x)), x[:, x.shape[1] - self.before :]
+
+    def _filtered(self, x: Tensor) -> Tensor:
+        """The filters over windows (B, tokens - 1 + T, D) -> (B, T, D)."""
+        if not torch.compiler.is_compiling():
+            return self.filters(x.mT).mT
+        time = x.shape[1] - self.before  # compiled, a convolution's gradient would be for one length only
+        taps = (x[:, k : k + time] * tap for k, tap in enumerate(self.filters.weight[:, 0].unbind(-1)))
+        return (sum(taps) + self.filters.bias).to(x.dtype)

@@ -58,6 +58,7 @@ class DenseMixer(RecurrentMixer):
             mixing += self.channel_mixer.residual_flops()
         return Cost(once=self.projection_flops() + self.read_flops() + self.core.flops() + mixing)
 
+    @torch.compiler.disable(reason="a loop over time, or one kernel")
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
         if self._kernels_fit(x):
             weight = self.terms.feedback_weight()

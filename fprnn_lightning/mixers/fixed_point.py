@@ -108,6 +108,7 @@ class FixedPointMixer(RecurrentMixer):
             once += coefficients
         return Cost(once, each + self.core.flops(), self._typical_iterations(time))
 
+    @torch.compiler.disable(reason="a loop whose end is decided as it runs")
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
         zeros = torch.zeros_like(x)
         items = SEQUENCES if self.training else PREFIXES

@@ -58,6 +58,8 @@ class SequenceLearner(LightningModule):
         prompt_overhead: where evaluation is of answers to prompts, tokens of a prompt that do not count for its length,
             else null; set by the task. Testing then generates the answers too, token by token, after each prompt.
         unit: what a label is, as evaluation logs bits_per_<unit>; set by the task.
+        compile: whether torch.compile makes code of the model, for any length at once; what iterates or walks through
+            time stays as it is, with the kernels it has. Numbers agree to rounding, checkpoints are the same.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class SequenceLearner(LightningModule):
         chance: float = 0.0,
         prompt_overhead: int | None = None,
         unit: str = "label",
+        compile: bool = False,
     ) -> None:
         super().__init__()
         if learning_rate < 0:
@@ -87,6 +90,8 @@ class SequenceLearner(LightningModule):
             if not isinstance(self.hparams[name], dict):  # checkpoints, which load with weights_only=True
                 del self.hparams[name]
         self.model = SequenceModel(vocab_size, mixer, width, layers, mlp_ratio)
+        if compile:
+            self.model.compile(dynamic=True)  # in place: a wrapper would change the names of the weights
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.betas = betas
@@ -105,6 +110,24 @@ class SequenceLearner(LightningModule):
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the label at every position: tokens (B, T) -> (B, T, V)."""
         return self.model(tokens)
+
+    @torch.no_grad()
+    def predict(self, tokens: Tensor) -> Tensor:
+        """The likeliest label at every position: tokens (B, T) -> (B, T)."""
+        return self(tokens).argmax(-1)
+
+    def generate(self, prompt: Tensor, length: int) -> Tensor:
+        """Continues prompts greedily: prompt (B, T) -> the tokens that follow (B, length), T and length at least 1."""
+        return self.model.generate(prompt, length)
+
+    def learnt(self, batch: Batch, length: int) -> Batch:
+        """What is learnt from a batch at a length of the curriculum: tokens and targets, both (B, length)."""
+        tokens, targets = (part[:, :length] for part in batch)
+        return tokens, last_labels(targets) if self.labels == "last" else targets
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy over the scored positions, in nats: logits (B, T, V), targets (B, T) -> scalar."""
+        return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Makes this step the last, and a logged one, if the learning rate will have come to 0 for good."""
@@ -128,11 +151,9 @@ class SequenceLearner(LightningModule):
                 f"the curriculum ends at length {self.curriculum.end}, "
                 f"but the training sequences have {available} tokens"
             )
-        tokens, targets = (part[:, :length] for part in batch)
-        if self.labels == "last":
-            targets = last_labels(targets)
+        tokens, targets = self.learnt(batch, length)
         logits = self(tokens)
-        loss = _loss(logits, targets)
+        loss = self.loss(logits, targets)
         predictions = logits.detach().argmax(-1)
         accuracies = token_accuracy(predictions, targets), last_token_accuracy(predictions, targets)
         summary = self.trainer.strategy.reduce(torch.stack([loss.detach(), *accuracies]), reduce_op="mean")
@@ -155,7 +176,7 @@ class SequenceLearner(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         tokens, targets = batch
         logits = self(tokens)
-        loss = _loss(logits, targets)
+        loss = self.loss(logits, targets)
         self.mean_loss.update(loss, (targets != IGNORED).sum())
         self.log("validation/loss", self.mean_loss, on_step=False, on_epoch=True)
         self._log_bits("validation", loss, targets)
@@ -174,7 +195,7 @@ class SequenceLearner(LightningModule):
         if self.generated_accuracy is not None:  # first, as what mixers report is of their last forward
             self.generated_accuracy.update(generate_answers(self.model, tokens, targets), targets)
         logits = self(tokens)
-        self._log_bits("test", _loss(logits, targets), targets)
+        self._log_bits("test", self.loss(logits, targets), targets)
         self.test_accuracy.update(logits.argmax(-1), targets)
 
     def on_test_epoch_end(self) -> None:
@@ -193,7 +214,7 @@ class SequenceLearner(LightningModule):
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """The likeliest label at every position: tokens (B, T) -> (B, T)."""
-        return self(batch).argmax(-1)
+        return self.predict(batch)
 
     def configure_optimizers(self) -> dict[str, Any]:
         groups = weight_decay_groups(self.model, self.weight_decay)
@@ -249,7 +270,3 @@ def weight_decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str
         without = parameter.ndim < 2 or id(parameter) in embeddings or getattr(parameter, "no_weight_decay", False)
         (exempt if without else decayed).append(parameter)
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": exempt, "weight_decay": 0.0}]
-
-
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)

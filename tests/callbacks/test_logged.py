@@ -7,6 +7,7 @@ from lightning.pytorch import Callback
 from torch.nn.utils import get_total_norm
 
 from fprnn_lightning.callbacks import GradientNorm, SolverReport, Throughput
+from fprnn_lightning.training import FixedLength, ProgressiveLengths
 
 
 def test_solver_report_per_layer(small_learner, small_task, small_trainer, iterating_mixer):
@@ -59,3 +60,62 @@ def test_throughput_over_the_window(small_learner, small_task, small_trainer, mo
     trainer = small_trainer(callbacks=[Throughput(window=2)], max_steps=4)
     trainer.fit(small_learner(), small_task())
     assert trainer.callback_metrics["train/tokens_per_second"].item() == pytest.approx(2 * 16 * 8 / (4**2 - 2**2))
+
+
+@pytest.fixture
+def tokens_per_second(small_learner, small_task, small_trainer, monkeypatch):
+    """Trains with a clock that is read before the first batch of a window and after every step: n² at reading n."""
+
+    def run(window, curriculum=None, **options):
+        logged = []
+
+        class Logged(Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                if trainer.global_step > len(logged):
+                    logged.append(trainer.callback_metrics["train/tokens_per_second"].item())
+
+        clock = itertools.count()
+        monkeypatch.setattr("fprnn_lightning.callbacks.throughput.perf_counter", lambda: float(next(clock)) ** 2)
+        trainer = small_trainer(callbacks=[Throughput(window), Logged()], **options)
+        trainer.fit(small_learner(curriculum=curriculum or FixedLength(8)), small_task())
+        return logged
+
+    return run
+
+
+def test_throughput_counts_all_batches_of_an_accumulated_step(tokens_per_second):
+    tokens = 3 * 16 * 8
+    expected = [tokens / 1, 2 * tokens / 4, 2 * tokens / (9 - 1), 2 * tokens / (16 - 4)]
+    assert tokens_per_second(2, accumulate_grad_batches=3) == pytest.approx(expected)
+
+
+def test_throughput_counts_the_tokens_that_are_left_by_the_curriculum(tokens_per_second):
+    curriculum = ProgressiveLengths(2, 5, threshold=0.01, smoothing=0.0)  # 2, 3, 4, 5, or an equal one if all is wrong
+    expected = [16 * 2 / 1, 16 * (2 + 3) / 4, 16 * (3 + 4) / (9 - 1), 16 * (4 + 5) / (16 - 4)]
+    assert tokens_per_second(2, curriculum) == pytest.approx(expected)
+
+
+def test_throughput_leaves_out_validation(tokens_per_second):
+    rates = tokens_per_second(4, val_check_interval=2, limit_val_batches=1.0)
+    tokens = 16 * 8  # the clock is read anew before the third step, as 3² = 9
+    assert rates == pytest.approx([tokens, 2 * tokens / 4, tokens / (16 - 9), 2 * tokens / (25 - 9)])
+
+
+def test_throughput_leaves_out_validation_within_an_accumulated_step(tokens_per_second):
+    rates = tokens_per_second(4, val_check_interval=2, limit_val_batches=1.0, accumulate_grad_batches=3, max_steps=2)
+    batch = 16 * 8  # validated after batches 2, 4, 6: what is left of the steps are the batches 3 and 5, 6
+    assert rates == pytest.approx([batch / (4 - 1), 2 * batch / (16 - 9)])
+
+
+def test_throughput_of_a_resumed_run_is_of_its_own_steps(
+    small_learner, small_task, small_trainer, monkeypatch, tmp_path
+):
+    first = small_trainer(callbacks=[Throughput()], max_steps=3)
+    first.fit(small_learner(), small_task())
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    clock = itertools.count()
+    monkeypatch.setattr("fprnn_lightning.callbacks.throughput.perf_counter", lambda: float(next(clock)))
+    resumed = small_trainer(callbacks=[Throughput()], max_steps=5)
+    resumed.fit(small_learner(), small_task(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert next(clock) == 3
+    assert resumed.callback_metrics["train/tokens_per_second"].item() == pytest.approx(2 * 16 * 8 / 2)

@@ -1,0 +1,173 @@
+"""A learning rate found before training: a copy of the model is trained for some steps while the rate rises from low to
+high, and a tenth of the rate at which its loss is lowest,
+
+    rate = argmin loss(rate) / 10,    loss averaged over neighbouring steps,
+
+is what the run then uses. Nothing of the run itself moves: weights, data, curriculum and random numbers stay as they
+were, and the optimiser is made with the found rate as if it had been configured.
+
+Source: the range test of Smith 2017 (arXiv 1506.01186).
+"""
+
+import os
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.seed import isolate_rng
+from matplotlib.figure import Figure
+
+TENTH = 0.1  # of the rate at which the loss is lowest: there it is about to rise
+FEWEST = 10  # steps that say something
+FALL = 0.02  # share of the first loss by which it must fall, or nothing has been found
+ERRORS = 4.0  # standard errors of an average by which it must fall
+WINDOW = 0.1  # share of the steps over which losses are averaged
+DIVERGED = 2.0  # times the first loss
+
+
+class FindLearningRate(Callback):
+    """Finds the learning rate and uses it in place of the configured one, which stays if none is found.
+
+    Prints what it has found and writes the curve into the run folder, learning_rate.png, and TensorBoard. The search is
+    on the first training batches at the curriculum's first length, without the schedule. A resumed fit keeps the rate
+    that was found before.
+
+    Args:
+        lowest: rate of the first step.
+        highest: rate of the last step; the search ends before where the loss has doubled.
+        steps: optimiser steps of the search.
+
+    Raises:
+        ValueError: if the rates are not positive and in this order, or there are fewer than 10 steps.
+    """
+
+    def __init__(self, lowest: float = 1e-5, highest: float = 1.0, steps: int = 100) -> None:
+        if not 0 < lowest < highest:
+            raise ValueError(
+                f"FindLearningRate: lowest is {lowest:g} and highest {highest:g}, must be above 0 and rise"
+            )
+        if steps < FEWEST:
+            raise ValueError(f"FindLearningRate: steps is {steps}, must be at least {FEWEST}")
+        self.lowest = lowest
+        self.highest = highest
+        self.steps = steps
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.ckpt_path or trainer.fast_dev_run:
+            return
+        rates = np.geomspace(self.lowest, self.highest, self.steps)
+        with isolate_rng():
+            losses = np.array(range_test(trainer, pl_module, rates))
+        rates = rates[: len(losses)]
+        found = suggest(rates, losses)
+        tried = f"after {len(rates)} steps from {rates[0]:.1e} to {rates[-1]:.1e}"
+        if found is None:
+            self._say(trainer, f"no learning rate found {tried}, it stays {pl_module.learning_rate:.3g}")
+        else:
+            use(pl_module, found)
+            trainer.strategy.setup_optimizers(trainer)  # anew: a schedule holds on to the rate that it was made with
+            self._say(trainer, f"learning rate {found:.3g} found {tried}")
+        if trainer.is_global_zero:
+            figure = draw(rates, losses, found)
+            path = Path(trainer.log_dir) / "learning_rate.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            figure.savefig(temporary, format="png", dpi=150)
+            os.replace(temporary, path)
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_figure("learning_rate", figure, 0)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Says of a resumed fit's rate what its optimiser, out of the same checkpoint, has."""
+        use(pl_module, checkpoint["hyper_parameters"]["learning_rate"])
+
+    @staticmethod
+    def _say(trainer: Trainer, line: str) -> None:
+        if trainer.is_global_zero:
+            print(line, flush=True)
+
+
+def range_test(trainer: Trainer, pl_module: LightningModule, rates: np.ndarray) -> list[float]:
+    """The loss before a step at each of the rates, one after the other, up to where it is twice the first.
+
+    Args:
+        trainer: says device, precision, clipping, accumulation, and averages over the ranks.
+        pl_module: the learner, which is copied.
+        rates: learning rates, rising.
+    """
+    learner = deepcopy(pl_module).train()
+    optimizer = learner.configure_optimizers()["optimizer"]
+    length, parts, losses = learner.curriculum.length(0), trainer.accumulate_grad_batches, []
+    for step, rate in enumerate(rates.tolist()):
+        optimizer.zero_grad()
+        total = 0.0
+        for index in range(step * parts, (step + 1) * parts):
+            batch = trainer.datamodule.batch("train", index * trainer.world_size + trainer.global_rank)
+            tokens, targets = learner.learnt([part.to(learner.device) for part in batch], length)
+            with trainer.precision_plugin.forward_context():
+                loss = learner.loss(learner(tokens), targets) / parts
+            loss.backward()
+            total += trainer.strategy.reduce(loss.detach(), reduce_op="mean").item()
+        if not total < DIVERGED * (losses or [np.inf])[0]:
+            break
+        losses.append(total)
+        if trainer.world_size > 1:
+            for parameter in learner.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = trainer.strategy.reduce(parameter.grad, reduce_op="mean")
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        clip = trainer.gradient_clip_val or 0.0, trainer.gradient_clip_algorithm or "norm"
+        trainer.precision_plugin.clip_gradients(optimizer, *clip)
+        optimizer.step()
+    return losses
+
+
+def suggest(rates: np.ndarray, losses: np.ndarray) -> float | None:
+    """A tenth of the rate at which the averaged loss is lowest; None if it has not fallen before, beyond its noise."""
+    if len(losses) < FEWEST:
+        return None
+    rates, averaged = average(rates, losses)
+    lowest = int(averaged.argmin())
+    fall = averaged[: lowest + 1].max() - averaged[lowest]
+    noise = np.std(np.diff(losses)) / np.sqrt(2 * window(losses))  # of an average
+    return None if fall < max(FALL * losses[0], ERRORS * noise) else float(TENTH * rates[lowest])
+
+
+def average(rates: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Averages of the losses in a window, and the rates in its middle."""
+    size = window(losses)
+    return rates[size // 2 : -(size // 2)], np.convolve(losses, np.full(size, 1 / size), "valid")
+
+
+def window(losses: np.ndarray) -> int:
+    """How many losses are averaged: an odd number, at least 3."""
+    return 2 * max(1, round(WINDOW * len(losses) / 2)) + 1
+
+
+def use(pl_module: LightningModule, rate: float) -> None:
+    """Makes a rate the learner's, as if it had been configured."""
+    pl_module.learning_rate = rate
+    pl_module.hparams["learning_rate"] = rate
+
+
+def draw(rates: np.ndarray, losses: np.ndarray, found: float | None) -> Figure:
+    """The losses over the rates, on a logarithmic axis, and what was found."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(rates, losses, ".", color="0.7", label="loss before the step")
+    if len(losses) >= FEWEST:
+        axes.plot(*average(rates, losses), color="#0072b2", label="averaged")
+    if found is not None:
+        axes.axvline(found, color="#d55e00", label=f"found: {found:.3g}")
+    axes.set_xscale("log")
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("loss")
+    axes.grid(axis="y", color="0.85", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside upper right", ncols=3)
+    return figure
