@@ -70,9 +70,10 @@ class FindLearningRate(Callback):
             use(pl_module, found)
             trainer.strategy.setup_optimizers(trainer)  # anew: a schedule holds on to the rate that it was made with
             self._say(trainer, f"learning rate {found:.3g} found {tried}")
+        folder = Path(trainer.log_dir)  # asked for on every rank, as they agree on it
         if trainer.is_global_zero:
             figure = draw(rates, losses, found)
-            path = Path(trainer.log_dir) / "learning_rate.png"
+            path = folder / "learning_rate.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f".{path.name}.{os.getpid()}")
             figure.savefig(temporary, format="png", dpi=150)

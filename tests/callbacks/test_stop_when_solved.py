@@ -9,6 +9,7 @@ from lightning.pytorch import Callback
 
 from fprnn_lightning.callbacks import FindLearningRate, StopWhenSolved
 from fprnn_lightning.cli import main
+from fprnn_lightning.training import FixedLength
 
 
 @pytest.mark.parametrize(("threshold", "steps"), [(0.01, 2), (1.0, 6)])
@@ -73,8 +74,8 @@ def test_two_ranks_stop_together_at_the_learning_rate_that_they_found(
         max_steps=8,
         val_check_interval=2,
         limit_val_batches=1.0,
-        callbacks=[FindLearningRate(1e-4, steps=20), StopWhenSolved(0.01), Files(tmp_path)],
-    ).fit(small_learner(learning_rate=0.5), small_task(validation_sequences=32))
+        callbacks=[FindLearningRate(1e-4, steps=40), StopWhenSolved(0.01), Files(tmp_path)],
+    ).fit(small_learner(learning_rate=0.5, curriculum=FixedLength(1)), small_task(validation_sequences=32))
     first, second = ((tmp_path / f"rank_{rank}").read_text() for rank in range(2))
     assert first == second
     step, rate = first.split()

@@ -27,13 +27,6 @@ def cases(fast: set[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("config", "dtype"), cases)
 
 
-# what the compiler itself brings about and hides, unless warnings are errors
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function'> should not be instantiated"),
-]
-
-
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
     torch.compiler.reset()
