@@ -9,8 +9,8 @@ were, and the optimiser is made with the found rate as if it had been configured
 Source: the range test of Smith 2017 (arXiv 1506.01186).
 """
 
-import os
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 from matplotlib.figure import Figure
+
+from fprnn_lightning.whole_files import write_whole
 
 TENTH = 0.1  # of the rate at which the loss is lowest: there it is about to rise
 FEWEST = 10  # steps that say something
@@ -75,9 +77,7 @@ class FindLearningRate(Callback):
             figure = draw(rates, losses, found)
             path = folder / "learning_rate.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            figure.savefig(temporary, format="png", dpi=150)
-            os.replace(temporary, path)
+            write_whole(path, partial(figure.savefig, format="png", dpi=150))
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
                     logger.experiment.add_figure("learning_rate", figure, 0)
