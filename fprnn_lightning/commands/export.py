@@ -142,7 +142,7 @@ def card(config: dict[str, Any], ckpt_path: Path, name: str, parameters: int) ->
         accuracies=accuracies(ckpt_path),
         folder=name,
         vocab_size=model["vocab_size"],
-        prompt='"Once"' if model["unit"] == "byte" else '"0 1 0"',
+        prompt='"Once"' if model.get("unit") == "byte" else '"0 1 0"',
         weights=WEIGHTS_FILE,
         config=CONFIG_FILE,
     )
