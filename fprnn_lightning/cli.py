@@ -11,7 +11,6 @@ import csv
 import errno
 import inspect
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -54,6 +53,8 @@ from fprnn_lightning.callbacks import (
 from fprnn_lightning.commands import bench, compare, data, export, generate
 from fprnn_lightning.commands.sweep import sweep
 from fprnn_lightning.mixers import SequenceMixer
+from fprnn_lightning.mixers.base import snake_case
+from fprnn_lightning.pretrained import check_weights, read_export
 from fprnn_lightning.sentences import SentenceErrors, UsageError, concrete_subclasses, nearest, one_line
 from fprnn_lightning.tasks import SequenceTask
 from fprnn_lightning.training import FixedLength, SequenceLearner, WholeCheckpoints, read_checkpoint
@@ -193,7 +194,7 @@ class CommandLine(LightningCLI):
         """Parses the arguments; what they leave open of the model is taken from the checkpoint, if there is one."""
         subcommand, *options = self.arguments
         if checkpoint:
-            self.checkpoint = read_checkpoint(checkpoint)
+            self.checkpoint = read_model(checkpoint)
             saved = self.checkpoint.get("hyper_parameters", {})
             saved = {name: value for name, value in saved.items() if name not in LINKED and name[0] != "_"}
             options = ["--config", yaml.safe_dump({"model": saved}), *options]
@@ -291,20 +292,20 @@ class CommandLine(LightningCLI):
         if not self.checkpoint:
             return
         path = self._settings().ckpt_path
-        saved, built = self.checkpoint["state_dict"], self.model.state_dict()
-        for name in {**built, **saved}:
-            there, here = (str(tuple(part[name].shape)) if name in part else "absent" for part in (saved, built))
-            if there != here:
-                raise UsageError(
-                    f"ckpt_path: {path} is of another architecture, {name} is {there} in it and {here} in this model; "
-                    "give no model or data options that differ from the config.yaml beside it"
-                )
+        try:
+            check_weights(self.checkpoint["state_dict"], self.model.state_dict(), path)
+        except ValueError as error:
+            raise UsageError(
+                f"ckpt_path is of another architecture, {error}; give no model or data options that differ from its own"
+            ) from error
+        if Path(path).is_dir():  # exported: weights and nothing else
+            self.model.load_state_dict(self.checkpoint["state_dict"])
+            self.config_init[self.subcommand].ckpt_path = None
 
     def _runs(self, task: SequenceTask) -> Path:
         """Where the runs of this task and mixer are."""
         settings = self._settings()
-        mixer = settings.model.mixer.class_path.rpartition(".")[2].removesuffix("Mixer")
-        mixer = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", mixer).lower()
+        mixer = snake_case(settings.model.mixer.class_path.rpartition(".")[2].removesuffix("Mixer"))
         return Path(settings.trainer.default_root_dir, task.name, mixer)
 
     def _continued_run(self, configuration: dict[str, Any], resume: str | None) -> Path | None:
@@ -332,7 +333,8 @@ class CommandLine(LightningCLI):
     def _new_folder(self) -> Path:
         path = self._settings().ckpt_path
         if path and self.subcommand != "fit":
-            candidates = run_folders.numbered(Path(path).absolute().parent, self.subcommand)
+            place = Path(path).absolute()
+            candidates = run_folders.numbered(place if place.is_dir() else place.parent, self.subcommand)
         else:
             candidates = run_folders.numbered(self._runs(self.datamodule), "run")
         if rank_zero_only.rank > 0:
@@ -393,6 +395,20 @@ class FitCheck:
             self.fit = UnstartedFit(["fit", *arguments])
         else:
             self.fit.build(["fit", *arguments])
+
+
+def read_model(path: str) -> dict[str, Any]:
+    """What a checkpoint or an exported folder holds: hyper_parameters, state_dict and, of a checkpoint, all else.
+
+    Raises:
+        UsageError: if it is neither.
+    """
+    if not Path(path).is_dir():
+        return read_checkpoint(path)
+    try:
+        return read_export(path)
+    except ValueError as error:
+        raise UsageError(f"ckpt_path: {error}") from error
 
 
 def list_classes(base: type, arguments: list[str]) -> None:

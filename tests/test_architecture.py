@@ -31,7 +31,10 @@ ARROWS = {  # room: what of the package it may import besides itself
         *("sentences", "whole_files", "figures", "launchers", "pretrained", "training.checkpoint_file"),
         *("scan", "mixers", "cores", "channel_mixers", "solvers", "model", "tasks"),
     ],
-    "cli": ["sentences", "whole_files", "run_folders", "mixers", "tasks", "training", "callbacks", "commands"],
+    "cli": [
+        *("sentences", "whole_files", "run_folders", "pretrained", "mixers", "tasks", "training", "callbacks"),
+        "commands",
+    ],
 }
 LIGHTNING_ROOMS = {"tasks", "training", "callbacks", "commands", "pretrained", "cli"}
 

@@ -20,7 +20,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fprnn_lightning.cli import main
-from fprnn_lightning.training import checkpoint_file, read_checkpoint
+from fprnn_lightning.training import SequenceLearner, checkpoint_file, read_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:layer 0. .* have not converged")
 
@@ -203,6 +203,43 @@ def test_killed_while_it_writes_a_checkpoint_a_run_has_the_one_before(run: list[
     assert main(arguments) == main(["fit", *run, "--trainer.default_root_dir=straight"]) == 0
     assert not list(folder.glob(".*.partial"))
     assert_same_run(folder, Path("straight/s3/dense/run_0"))
+
+
+SOLVED = {"class_path": "StopWhenSolved", "init_args": {"threshold": 0.001}}
+
+
+@pytest.mark.parametrize(
+    "course",
+    [
+        {"model": {"schedule": {"class_path": "WarmupCosine", "init_args": {"warmup_steps": 5, "total_steps": 24}}}},
+        {"trainer": {"callbacks": [SOLVED]}},
+        {"trainer": {"max_steps": 20}},
+    ],
+    ids=["by its schedule", "when solved", "by its last step"],
+)
+def test_a_run_killed_between_its_end_and_its_test_is_tested(run: list[str], course: dict) -> None:
+    Path("course.yaml").write_text(yaml.safe_dump(course))
+    run += ["--config", "course.yaml"]
+    folder = Path("killed/s3/dense/run_0")
+    process = start(["fit", *run, "--trainer.default_root_dir=killed"], forever)
+    wait_until(Path("testing").exists, process)
+    process.kill()
+    process.join()
+    ended = read_checkpoint(folder / "last.ckpt")
+    assert not (folder / "length_curve.csv").exists()
+    assert main(["fit", "--resume", str(folder)]) == main(["fit", *run, "--trainer.default_root_dir=straight"]) == 0
+    assert read_checkpoint(folder / "last.ckpt")["global_step"] == ended["global_step"]
+    assert_same_run(folder, Path("straight/s3/dense/run_0"))
+
+
+def forever() -> None:
+    """Makes tests take forever."""
+
+    def start(self: object, *_: object) -> None:
+        Path("testing").touch()
+        sleep(600)
+
+    SequenceLearner.on_test_epoch_start = start
 
 
 def test_a_finished_run_is_left_alone(run: list[str], capsys: pytest.CaptureFixture[str]) -> None:

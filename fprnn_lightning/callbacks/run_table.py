@@ -43,8 +43,10 @@ class RunTable(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.seconds, self.started = self._trained_seconds(), None
-        self.measured = {"final/steps": float(trainer.global_step), "final/minutes": self.seconds / 60}
         self._note_speed(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.measured = {"final/steps": float(trainer.global_step), "final/minutes": self.seconds / 60}
         if self.speed is not None:
             self.measured["final/tokens_per_second"] = self.speed
 

@@ -129,6 +129,11 @@ class SequenceLearner(LightningModule):
         """Mean cross-entropy over the scored positions, in nats: logits (B, T, V), targets (B, T) -> scalar."""
         return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
 
+    def on_train_start(self) -> None:
+        """Ends a resumed run at once if the learning rate has come to 0 for good."""
+        if self.schedule.finished(self.global_step, self.curriculum.steps_at_end(self.global_step)):
+            self.trainer.should_stop = True
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Makes this step the last, and a logged one, if the learning rate will have come to 0 for good."""
         step = self.global_step + 1

@@ -289,3 +289,29 @@ def test_accuracies_are_said_to_be_of_the_last_weights(checkpoint: Path, tmp_pat
         (tmp_path / name.replace("last", "best")).write_bytes((checkpoint.parent / name).read_bytes())
     assert main(["export", "--ckpt_path", str(tmp_path / "best.ckpt"), "--output", str(tmp_path / "out")]) == 0
     assert "need not be these" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("subcommand", ["test", "validate", "predict"])
+def test_an_exported_folder_stands_for_its_checkpoint(checkpoint: Path, copied: Path, subcommand: str) -> None:
+    config = ["--config", str(checkpoint.parent / "config.yaml")]
+    for path in (checkpoint, copied):
+        assert main([subcommand, *config, "--ckpt_path", str(path)]) == 0
+    written = {"test": "length_curve.csv", "validate": "metrics.csv", "predict": "predictions.csv"}[subcommand]
+    ours, theirs = (folder / f"{subcommand}_0" / written for folder in (copied, checkpoint.parent))
+    without_step = [line.partition(",")[2] for line in ours.read_text().splitlines()]
+    assert without_step == [line.partition(",")[2] for line in theirs.read_text().splitlines()]
+
+
+def test_training_goes_on_from_an_exported_folder(checkpoint: Path, copied: Path, tmp_path: Path) -> None:
+    config = ["--config", str(checkpoint.parent / "config.yaml"), f"--trainer.default_root_dir={tmp_path}"]
+    assert main(["fit", *config, "--trainer.max_steps=1", "--model.learning_rate=0", f"--ckpt_path={copied}"]) == 0
+    (last,) = tmp_path.rglob("last.ckpt")
+    trained, exported = torch.load(last, weights_only=True)["state_dict"], read_export(copied)["state_dict"]
+    assert all(torch.equal(trained[name], exported[name]) for name in exported if "draws" not in name)
+
+
+def test_a_folder_that_is_no_export_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ["--config", str(checkpoint.parent / "config.yaml")]
+    refused(capsys, ["test", *config, "--ckpt_path", str(tmp_path)], f"ckpt_path: {tmp_path} has no config.json")
