@@ -17,6 +17,8 @@ from zlib import crc32
 
 from matplotlib.axes import Axes
 
+BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "0.45"
+
 
 class Style(NamedTuple):
     """How a line is drawn: a colour #rrggbb and a marker of matplotlib's."""
@@ -26,9 +28,9 @@ class Style(NamedTuple):
 
 
 MIXERS = {
-    "dense GatedDiagonal Householder": Style("#0072b2", "o"),
-    "fixed_point GatedDiagonal Householder": Style("#d55e00", "s"),
-    "diagonal GatedDiagonal": Style("#009e73", "^"),
+    "dense GatedDiagonal Householder": Style(BLUE, "o"),
+    "fixed_point GatedDiagonal Householder": Style(VERMILION, "s"),
+    "diagonal GatedDiagonal": Style(GREEN, "^"),
     "lstm": Style("#777777", "D"),
     "diagonal SelectiveSSM": Style("#4a714f", "v"),
     "fixed_point SelectiveSSM Householder": Style("#cc79a7", "P"),
@@ -38,11 +40,11 @@ MIXERS = {
     "fixed_point StateSpaceDual Householder": Style("#b72599", "p"),
     "fixed_point StateSpaceDual Kronecker": Style("#8a6a00", "h"),
 }
-ACCURACIES = {  # colours of Okabe and Ito, safe for all eyes; dashed: generated
-    "token_accuracy": ("#0072b2", "o-"),
-    "last_token_accuracy": ("#e69f00", "o-"),
-    "sequence_accuracy": ("#009e73", "o-"),
-    "generated_token_accuracy": ("#0072b2", "s--"),
+ACCURACIES = {  # dashed: generated
+    "token_accuracy": (BLUE, "o-"),
+    "last_token_accuracy": (ORANGE, "o-"),
+    "sequence_accuracy": (GREEN, "o-"),
+    "generated_token_accuracy": (BLUE, "s--"),
 }
 TRAINED = "0.93"  # shade of the lengths of training
 GRID = "0.85"

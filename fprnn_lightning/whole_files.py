@@ -26,7 +26,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             os.fsync(file.fileno())  # or a power cut could leave the new name without the content
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         if error.errno and not error.filename:  # the disk is full
             error.filename = str(path)
         raise
+    finally:
+        partial.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ ARROWS = {  # room: what of the package it may import besides itself
     "scan": [],
     "channel_mixers": ["solvers"],
     "solvers": [],
-    "tasks": [],
+    "tasks": ["whole_files"],
     "cores": ["scan"],
     "mixers": ["cores", "channel_mixers", "solvers", "scan"],
     "model": ["mixers.base"],

@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 from matplotlib.figure import Figure
 
+from fprnn_lightning.figures import BLUE, VERMILION, tidy
 from fprnn_lightning.whole_files import write_whole
 
 TENTH = 0.1  # of the rate at which the loss is lowest: there it is about to rise
@@ -162,13 +163,12 @@ def draw(rates: np.ndarray, losses: np.ndarray, found: float | None) -> Figure:
     axes = figure.subplots()
     axes.plot(rates, losses, ".", color="0.7", label="loss before the step")
     if len(losses) >= FEWEST:
-        axes.plot(*average(rates, losses), color="#0072b2", label="averaged")
+        axes.plot(*average(rates, losses), color=BLUE, label="averaged")
     if found is not None:
-        axes.axvline(found, color="#d55e00", label=f"found: {found:.3g}")
+        axes.axvline(found, color=VERMILION, label=f"found: {found:.3g}")
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("loss")
-    axes.grid(axis="y", color="0.85", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     figure.legend(frameon=False, loc="outside upper right", ncols=3)
     return figure

@@ -12,12 +12,12 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from fprnn_lightning.figures import BLUE, GREEN, GREY, ORANGE, tidy
 from fprnn_lightning.mixers.base import Iteration, Profile
 
 SEQUENCES = 4  # of the first batch
 BINS = np.linspace(0, 1, 51)
 SMALLEST = 1e-8  # residual that is drawn
-BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "0.45"  # colours of Okabe and Ito, safe for all eyes
 
 
 class SolverProfile(Callback):
@@ -100,8 +100,7 @@ def draw_iterations(iteration: Iteration, title: str) -> Figure:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("iteration")
     axes.set_ylabel("relative change of a token, $|f(y) - y|\\;/\\;|f(y)|$")
-    axes.grid(axis="y", color="0.88", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     axes.set_title(title, loc="left", fontsize="medium")
     axes.legend(fontsize="small", framealpha=0.85, edgecolor="none")
     return figure

@@ -11,7 +11,6 @@ Source: the format of https://github.com/jopetty/word-problem.
 
 import csv
 import io
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 
 from fprnn_lightning.tasks.base import Batch, SequenceTask, Split
+from fprnn_lightning.whole_files import write_whole
 
 COLUMNS = ("seed", "input", "target")
 IGNORED = -100
@@ -225,9 +225,9 @@ def write_csv(path: Path, seed: int, batches: Iterable[Batch]) -> None:
     Raises:
         OSError: If the file cannot be written.
     """
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        with temporary.open("w", newline="") as file:
+
+    def write(partial: Path) -> None:
+        with partial.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(COLUMNS)
             for batch in batches:
@@ -236,6 +236,5 @@ def write_csv(path: Path, seed: int, batches: Iterable[Batch]) -> None:
                     cells = [" ".join(map(str, part[:end].tolist())) for part in (tokens, targets)]
                     if end:
                         writer.writerow([seed, *cells])
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+    write_whole(path, write)
