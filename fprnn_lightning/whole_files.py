@@ -19,7 +19,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         OSError: if that cannot be written, a full disk say; what has been at `path` is still there.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.parent / f".{path.name}.partial"
     try:
         write(partial)
         with partial.open("rb") as file:
