@@ -11,6 +11,7 @@ import csv
 import errno
 import inspect
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -25,12 +26,14 @@ import torch
 import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace, auto_cli, set_parsing_settings
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf.errors import OmegaConfBaseException
+from torch import distributed
 
 from fprnn_lightning import run_folders
 from fprnn_lightning.callbacks import (
@@ -78,6 +81,7 @@ TRAINER_DEFAULTS = {
     "enable_model_summary": False,
 }
 NAMED = ("best", "last")  # checkpoints of the newest run
+PROCESSES_PER_PROCESSOR = 4  # more would only wait for each other
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 UNSUITABLE_ADVICE = (  # of Lightning's, on what is so on purpose
     "Checkpoint directory .* exists and is not empty",
@@ -238,14 +242,20 @@ class CommandLine(LightningCLI):
         first_step = self.checkpoint.get("global_step", 0) if continued else None
         callbacks = [*(settings.callbacks or []), *self._callbacks(settings, configuration, resume)]
         plugins = settings.plugins if isinstance(settings.plugins, list) else [settings.plugins or WholeCheckpoints()]
+        if isinstance(settings.val_check_interval, int):  # optimiser steps; Lightning counts batches
+            options["val_check_interval"] = settings.val_check_interval * settings.accumulate_grad_batches
         try:
-            return super().instantiate_trainer(
+            trainer = super().instantiate_trainer(
                 default_root_dir=self.folder,
                 logger=self._loggers(first_step) if settings.logger in (None, True) else settings.logger,
                 callbacks=callbacks,
                 plugins=plugins,
                 **options,
             )
+            check_devices(trainer)
+            if self.subcommand == "fit":
+                self.datamodule.check_division(trainer.world_size, trainer.accumulate_grad_batches)
+            return trainer
         except (ValueError, MisconfigurationException) as error:
             if self.folder.is_dir() and not any(self.folder.iterdir()):
                 self.folder.rmdir()
@@ -355,13 +365,27 @@ class CommandLine(LightningCLI):
 
     def predict(self, **options: Any) -> None:
         """Writes one row per test sequence, one column per position, holding the likeliest label."""
-        batches = self.trainer.predict(**options)
+        dealt = [self.trainer.predict(**options)] * self.trainer.world_size
+        if len(dealt) > 1:
+            distributed.all_gather_object(dealt, dealt[0])
         if self.trainer.is_global_zero:
+            batches = [batch for turn in zip(*dealt, strict=True) for batch in turn]
+            batches = batches[: self.datamodule.evaluation_batches("test")]  # more only evened out the ranks'
             with (self.folder / "predictions.csv").open("w", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(range(1, batches[0].shape[1] + 1))
                 writer.writerows(torch.cat(batches).tolist())
             print(f"predictions are in {self.folder / 'predictions.csv'}")
+
+
+def check_devices(trainer: Trainer) -> None:
+    """Raises ValueError if there are far more processes on this machine's CPU than it has processors."""
+    most = PROCESSES_PER_PROCESSOR * os.cpu_count()
+    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
+        raise ValueError(
+            f"devices is {trainer.num_devices}, but this machine's {os.cpu_count()} processors can be shared by {most} "
+            "processes at most"
+        )
 
 
 class UnstartedFit(CommandLine):

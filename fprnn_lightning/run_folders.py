@@ -21,7 +21,7 @@ CONFIGURATION, LAST_WRITTEN = "config.yaml", "length_curve.csv"
 ASIDE = {  # what two configurations of the same run may differ in
     "trainer": [
         *("accelerator", "strategy", "devices", "num_nodes", "default_root_dir", "logger", "enable_progress_bar"),
-        *("enable_model_summary", "profiler"),
+        *("enable_model_summary", "profiler", "accumulate_grad_batches"),
     ],
     "data.init_args": ["workers"],
 }

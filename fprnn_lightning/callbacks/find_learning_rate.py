@@ -104,14 +104,15 @@ def range_test(trainer: Trainer, pl_module: LightningModule, rates: np.ndarray) 
     learner = deepcopy(pl_module).train()
     optimizer = learner.configure_optimizers()["optimizer"]
     length, parts, losses = learner.curriculum.length(0), trainer.accumulate_grad_batches, []
+    batches = iter(trainer.datamodule.train_dataloader())
     for step, rate in enumerate(rates.tolist()):
         optimizer.zero_grad()
         total = 0.0
-        for index in range(step * parts, (step + 1) * parts):
-            batch = trainer.datamodule.batch("train", index * trainer.world_size + trainer.global_rank)
-            tokens, targets = learner.learnt([part.to(learner.device) for part in batch], length)
+        for _ in range(parts):
+            batch = [part.to(learner.device) for part in next(batches)]
+            tokens, targets, scored = learner.learnt(batch, length)
             with trainer.precision_plugin.forward_context():
-                loss = learner.loss(learner(tokens), targets) / parts
+                loss = learner.loss(learner(tokens), targets, scored / trainer.world_size)
             loss.backward()
             total += trainer.strategy.reduce(loss.detach(), reduce_op="mean").item()
         if not total < DIVERGED * (losses or [np.inf])[0]:

@@ -1,14 +1,16 @@
 """Stops a run at its first non-finite loss, before it reaches the weights, and says where it came from: the first
-non-finite parameter, or else the first non-finite activation of the same forward, run again under hooks.
+non-finite parameter, or else the first non-finite activation of the same forward, run again under hooks. All ranks
+search, as a forward in training is a joint one, and say the same.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 
 class NonFiniteError(RuntimeError):
@@ -30,7 +32,7 @@ class NonFiniteGuard(Callback):
         if not loss.isfinite():
             tokens = self.batch[0][:, : pl_module.curriculum.length(trainer.global_step)]
             with trainer.precision_plugin.forward_context():
-                origin = first_nonfinite(pl_module, tokens)
+                origin = first_nonfinite(pl_module, tokens, trainer.world_size)
             raise NonFiniteError(
                 f"the loss is {loss.item()} at step {trainer.global_step}; first not finite: {origin}; "
                 f"last good checkpoint: {_last_good_checkpoint(trainer) or 'none yet'}"
@@ -38,11 +40,31 @@ class NonFiniteGuard(Callback):
 
 
 @torch.no_grad()
-def first_nonfinite(model: nn.Module, tokens: Tensor) -> str:
-    """Names the first parameter, else the first module output in the forward of tokens (B, T), that is not finite."""
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            return f"parameter {name}"
+def first_nonfinite(model: nn.Module, tokens: Tensor, ranks: int = 1) -> str:
+    """Names the first parameter, else the first module output in the forward of tokens (B, T), that is not finite.
+
+    Args:
+        model: a model in training.
+        tokens: of this rank.
+        ranks: how many search together; the first that has found something is named too.
+    """
+    for find in (_nonfinite_parameters, partial(_nonfinite_outputs, tokens=tokens)):
+        found = [next(find(model), None)]
+        if ranks > 1:
+            found *= ranks
+            distributed.all_gather_object(found, found[0])
+        for rank, name in enumerate(found):
+            if name:
+                return f"{name} on rank {rank}" if ranks > 1 else name
+    return "the loss itself (no parameter or activation)"
+
+
+def _nonfinite_parameters(model: nn.Module) -> Iterator[str]:
+    return (f"parameter {name}" for name, parameter in model.named_parameters() if not parameter.isfinite().all())
+
+
+def _nonfinite_outputs(model: nn.Module, tokens: Tensor) -> Iterator[str]:
+    """Names in the order of the forward, which is whole before the first comes."""
     found = []
 
     def note(name: str) -> Any:
@@ -59,7 +81,7 @@ def first_nonfinite(model: nn.Module, tokens: Tensor) -> str:
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else "the loss itself (no parameter or activation of this process)"
+    return iter(found)
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

@@ -58,10 +58,10 @@ class SolverProfile(Callback):
         for layer, profile in enumerate(profiles):
             if profile is not None:
                 prefix = f"{split}/solver/layer_{layer}"
-                if profile.contraction is not None:
+                if profile.contraction is not None and trainer.is_global_zero:  # whose batch is the first of the set
                     factors = {"contraction": profile.contraction, "contraction_bound": profile.contraction_bound}
                     largest = {f"{prefix}/{name}": factor.max() for name, factor in factors.items()}
-                    pl_module.log_dict(largest, sync_dist=True)
+                    pl_module.log_dict(largest, rank_zero_only=True)
                 if trainer.is_global_zero:
                     _write(trainer, profile, prefix)
 

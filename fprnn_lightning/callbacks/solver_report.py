@@ -1,6 +1,7 @@
 """What the solvers of the fixed-point layers did, per layer: in the last training forward, where it is logged, and over
 a whole validation or test set. A solve that did not converge is reported and warned about, not an error. That of a
-gradient is known after backward, and reported beside that of the states, its names beginning with adjoint_.
+gradient is known after backward, and reported beside that of the states, its names beginning with adjoint_. All is of
+the sequences of all ranks.
 """
 
 from collections import defaultdict
@@ -9,9 +10,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from fprnn_lightning.mixers.base import SequenceMixer
+from fprnn_lightning.training.metrics import IGNORED
 
 Report = dict[str, Tensor]  # iterations, residual, converged, and adjoint_iterations and so on, each (B,)
 
@@ -30,6 +32,28 @@ def summary(report: Report, prefix: str) -> dict[str, Tensor]:
     }
 
 
+def of_all_ranks(reports: dict[int, Report], ranks: int) -> dict[int, Report]:
+    """The reports by layer of the sequences of all ranks."""
+    if ranks == 1:
+        return reports
+    gathered = [reports] * ranks
+    here = {layer: {name: part.cpu() for name, part in report.items()} for layer, report in reports.items()}
+    distributed.all_gather_object(gathered, here)
+    return joined(gathered)
+
+
+def joined(parts: list[dict[int, Report]]) -> dict[int, Report]:
+    """Reports by layer of different sequences, as of all of them."""
+    layers = defaultdict(list)
+    for reports in parts:
+        for layer, report in reports.items():
+            layers[layer].append(report)
+    return {
+        layer: {name: torch.cat([report[name] for report in reports]) for name in reports[0]}
+        for layer, reports in sorted(layers.items())
+    }
+
+
 class SolverReport(Callback):
     """Logs `iterations` (mean over the sequences), `residual` (the largest) and `converged` (share of the sequences).
 
@@ -39,23 +63,27 @@ class SolverReport(Callback):
     """
 
     def __init__(self) -> None:
-        self.reports: dict[int, list[Report]] = defaultdict(list)
+        self.reports: list[dict[int, Report]] = []  # by batch
         self.has_warned_of_gradient = False
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer._logger_connector.should_update_logs:
-            for layer, report in solver_diagnostics(pl_module).items():
+            for layer, report in of_all_ranks(solver_diagnostics(pl_module), trainer.world_size).items():
                 pl_module.log_dict(summary(report, f"solver/layer_{layer}"))
                 if not self.has_warned_of_gradient and "adjoint_converged" in report:
                     self._warn_of_gradient(layer, report, trainer.global_step)
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        self._collect(pl_module)
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any
+    ) -> None:
+        self._collect(pl_module, batch)
 
-    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        self._collect(pl_module)
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any
+    ) -> None:
+        self._collect(pl_module, batch)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._conclude(trainer, pl_module, "validation")
@@ -74,14 +102,13 @@ class SolverReport(Callback):
                 f"solver/layer_{layer}/adjoint_converged tells of every logged step"
             )
 
-    def _collect(self, pl_module: LightningModule) -> None:
-        for layer, report in solver_diagnostics(pl_module).items():
-            self.reports[layer].append(report)
+    def _collect(self, pl_module: LightningModule, batch: Any) -> None:
+        if (batch[1] != IGNORED).any():  # else it is there only to even out the batches of the ranks
+            self.reports.append(solver_diagnostics(pl_module))
 
     def _conclude(self, trainer: Trainer, pl_module: LightningModule, split: str) -> None:
-        for layer, reports in self.reports.items():
-            report = {name: torch.cat([part[name] for part in reports]) for name in reports[0]}
-            pl_module.log_dict(summary(report, f"{split}/solver/layer_{layer}"), sync_dist=True)
+        for layer, report in of_all_ranks(joined(self.reports), trainer.world_size).items():
+            pl_module.log_dict(summary(report, f"{split}/solver/layer_{layer}"), sync_dist=True, reduce_fx="max")
             failed = (~report["converged"]).sum().item()
             if failed and trainer.state.fn != "fit":
                 rank_zero_warn(

@@ -11,7 +11,7 @@ class StartLine(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         parameters = sum(parameter.numel() for parameter in pl_module.parameters())
         devices = f" x {trainer.world_size}" if trainer.world_size > 1 else ""
-        sequences = trainer.datamodule.batch_size * trainer.accumulate_grad_batches * trainer.world_size
+        sequences = trainer.datamodule.batch_size
         tokens = sequences * pl_module.curriculum.end
         folder = trainer.log_dir  # all ranks are asked
         if trainer.is_global_zero:

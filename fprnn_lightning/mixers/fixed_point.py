@@ -4,7 +4,8 @@
 
 One iteration from y = 0 is the diagonal RNN, the limit is `DenseMixer`; both share every equation but this loop. Each
 iteration is parallel over time. In evaluation every prefix of every sequence stops for itself, so that no output
-depends on the batch, on later tokens or on padding; in training the batch stops when enough of it has converged.
+depends on the batch, on later tokens or on padding; in training the batch stops when enough of it has converged, on
+all ranks together.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
 """
@@ -30,6 +31,7 @@ from fprnn_lightning.solvers.caps import Draws, IterationCap
 from fprnn_lightning.solvers.gradients import Implicit
 from fprnn_lightning.solvers.items import PREFIXES, SEQUENCES, Items, change_of_tokens
 from fprnn_lightning.solvers.picard import Picard
+from fprnn_lightning.solvers.stopping import share_here, share_on_all_ranks
 
 Report = dict[str, Tensor]  # each (B,): iterations, residual and converged, and of the gradient's solve as adjoint_...
 
@@ -190,12 +192,13 @@ class FixedPointMixer(RecurrentMixer):
             independent, measure = not self.training, None
             if fused is not None and not torch.is_grad_enabled():
                 function, measure = fused, fused.measure
-            options = {"independent": independent, "items": items, "measure": measure}
+            options = {"independent": independent, "share": share_on_all_ranks, "items": items, "measure": measure}
             return solve(function, initial, self.solver, self.stopping, iterations, **options)
 
         if torch.is_grad_enabled():
             on_adjoint = partial(_add_to, report, "adjoint_")
-            solution = self.gradient.differentiate(find, iterate, initial, iterations, on_adjoint)
+            share = share_on_all_ranks if self.training else share_here
+            solution = self.gradient.differentiate(find, iterate, initial, iterations, on_adjoint, share)
         else:
             solution = find(iterate, initial, iterations=iterations)
         _add_to(report, "", solution)

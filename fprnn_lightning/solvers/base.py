@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fprnn_lightning.solvers.items import SEQUENCES, Items, Measure
-from fprnn_lightning.solvers.stopping import Stopping
+from fprnn_lightning.solvers.stopping import Share, Stopping, share_here
 
 Function = Callable[[Tensor], Tensor]
 
@@ -58,6 +58,7 @@ def solve(
     iterations: int,
     *,
     independent: bool = False,
+    share: Share = share_here,
     items: Items = SEQUENCES,
     measure: Measure | None = None,
 ) -> Solution:
@@ -71,6 +72,7 @@ def solve(
         iterations: the most evaluations of f; 0 returns the initial value.
         independent: whether every item settles where it has converged, so that what becomes of it does not depend on
             the others; otherwise all settle when the share has converged.
+        share: which share of the items has converged, of a joint iteration.
         items: what of y is judged together.
         measure: relative change of each item from y and f(y), where f has found it on the way; None computes it.
     """
@@ -87,7 +89,7 @@ def solve(
             steps += ~settled
             residual = measure(y, f_y)
             converged = residual < stopping.tolerance
-            settled = converged if independent else stopping.enough(converged).expand_as(converged)
+            settled = converged if independent else stopping.enough(converged, share).expand_as(converged)
         held = int(settled.sum()) if iteration % look_every == 0 else None
         if held == settled.numel():
             return Solution(f_y, steps, residual, converged)

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from fprnn_lightning.solvers.base import Function, Solution, solve
 from fprnn_lightning.solvers.picard import Picard
-from fprnn_lightning.solvers.stopping import Stopping
+from fprnn_lightning.solvers.stopping import Share, Stopping, share_here
 
 Find = Callable[..., Solution]
 OnAdjoint = Callable[[Solution], None]
@@ -36,11 +36,18 @@ class GradientRule(ABC):
 
     @abstractmethod
     def differentiate(
-        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint = _not_told
+        self,
+        find: Find,
+        function: Function,
+        initial: Tensor,
+        iterations: int,
+        on_adjoint: OnAdjoint = _not_told,
+        share: Share = share_here,
     ) -> Solution:
         """What `find(function, initial, iterations=...)` finds within so many steps, with this rule's gradient.
 
-        A rule that solves for its gradient tells `on_adjoint` in every backward how far that got.
+        A rule that solves for its gradient tells `on_adjoint` in every backward how far that got, and stops when all
+        has converged of what `share` is the share of.
         """
 
 
@@ -49,7 +56,13 @@ class Unrolled(GradientRule):
     """The gradient of the iteration itself; its memory grows with the iterations."""
 
     def differentiate(
-        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint = _not_told
+        self,
+        find: Find,
+        function: Function,
+        initial: Tensor,
+        iterations: int,
+        on_adjoint: OnAdjoint = _not_told,
+        share: Share = share_here,
     ) -> Solution:
         return find(function, initial, iterations=iterations)
 
@@ -59,7 +72,13 @@ class OneStep(GradientRule):
     """The gradient of the last step alone, the paper's: cheap, and not the true gradient."""
 
     def differentiate(
-        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint = _not_told
+        self,
+        find: Find,
+        function: Function,
+        initial: Tensor,
+        iterations: int,
+        on_adjoint: OnAdjoint = _not_told,
+        share: Share = share_here,
     ) -> Solution:
         with torch.no_grad():
             found = find(function, initial, iterations=iterations - 1)
@@ -86,7 +105,13 @@ class Implicit(GradientRule):
             raise ValueError(f"Implicit: iterations is {self.iterations}, must be at least 1")
 
     def differentiate(
-        self, find: Find, function: Function, initial: Tensor, iterations: int, on_adjoint: OnAdjoint = _not_told
+        self,
+        find: Find,
+        function: Function,
+        initial: Tensor,
+        iterations: int,
+        on_adjoint: OnAdjoint = _not_told,
+        share: Share = share_here,
     ) -> Solution:
         with torch.no_grad():
             found = find(function, initial, iterations=iterations - 1)
@@ -98,7 +123,7 @@ class Implicit(GradientRule):
             def step(g: Tensor) -> Tensor:
                 return grad + torch.autograd.grad(f_y, y, g, retain_graph=True)[0]
 
-            solution = solve(step, grad, Picard(), stopping, self.iterations)
+            solution = solve(step, grad, Picard(), stopping, self.iterations, share=share)
             on_adjoint(solution)
             return solution.value
 

@@ -1,8 +1,9 @@
 """What a task is: labelled token sequences for training, validation and test.
 
 Every batch is a pure function of (seed, split, index), drawn from SFC64(SeedSequence(seed, spawn_key=(split, index))).
-Nothing depends on the number of workers or on what was drawn before, ranks never see the same training batch, and a
-resumed run continues its stream.
+Nothing depends on the number of workers, devices or accumulated batches, or on what was drawn before. Training batch
+`index` is that of the optimiser step after `index` others: every device draws all of it and keeps its rows. Evaluation
+batches are dealt out to the devices in turn. A resumed run continues its stream, on any number of devices.
 """
 
 import copy
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 Split = Literal["train", "validation", "test"]
 Batch = tuple[Tensor, Tensor]
 
+IGNORED = -100  # a target that is not scored
 PAPER_LENGTH = 50
 BLOCK = 64  # evaluation sequences are generated this many at a time, whatever the batch size
 
@@ -33,13 +35,14 @@ class SequenceTask(LightningDataModule, ABC):
     or devices; more sequences are added at the end, and longer ones extend the shorter.
 
     Args:
-        batch_size: Training sequences per batch and device.
+        batch_size: Training sequences per optimiser step, over all devices and accumulated batches.
         train_length: Tokens of a training sequence.
         validation_lengths: Lengths, in tokens, at which validation measures; all are prefixes of the longest.
         test_lengths: The same for test; 50, the length the paper tests at, is added.
         validation_sequences: Sequences in the validation set.
         test_sequences: Sequences in the test set.
-        evaluation_batch_size: Validation and test sequences per batch and device, at most.
+        evaluation_batch_size: Validation and test sequences per batch, at most. Devices take batches in turn, so where
+            there are more devices than batches some have none.
         seed: Which stream and which evaluation sets; at least 0.
         workers: Processes that generate ahead on each device; 0 generates in the training process.
 
@@ -151,7 +154,7 @@ class SequenceTask(LightningDataModule, ABC):
 
         Args:
             split: "train", "validation" or "test".
-            index: Its place in the stream, or in the evaluation set as one device divides it.
+            index: Its place in the stream, or in the evaluation set.
 
         Returns:
             Tokens (B, T) and targets (B, T), both int64; a target of -100 is not scored. T is what the longest length
@@ -159,11 +162,33 @@ class SequenceTask(LightningDataModule, ABC):
         """
         if split == "train":
             return self._draw(split, index, self.batch_size, self.train_length)
-        return self._share(split, self._shares(split, devices=1), index)
+        return self._evaluation_batch(split, index)
+
+    def check_division(self, devices: int, accumulated: int) -> None:
+        """Says whether the sequences of a step can be shared out evenly.
+
+        Args:
+            devices: How many there are.
+            accumulated: Batches that each of them takes for one optimiser step.
+
+        Raises:
+            ValueError: If they cannot.
+        """
+        parts = devices * accumulated
+        if self.batch_size % parts:
+            times = f" with {accumulated} accumulated batches each" if accumulated > 1 else ""
+            nearest = max(1, round(self.batch_size / parts)) * parts
+            raise ValueError(
+                f"batch_size is {self.batch_size} sequences per step, which {devices} devices{times} cannot share "
+                f"evenly; {nearest} would do."
+            )
 
     def train_dataloader(self) -> DataLoader:
-        rank, ranks = self._place()
-        stream = BatchStream(partial(self._detached().batch, "train"), rank, ranks)
+        """Batches of tokens (B, T), targets (B, T) and `scored` (2, T), of all devices' batches of the step together:
+        the scored positions among the first t tokens, and the sequences with one."""
+        (rank, ranks), accumulated = self._place(), self.trainer.accumulate_grad_batches if self.trainer else 1
+        self.check_division(ranks, accumulated)
+        stream = BatchStream(TrainingParts(self._detached(), ranks * accumulated), rank, ranks)
         return TrainingLoader(stream, self._consumed, num_workers=self.workers)
 
     def val_dataloader(self) -> DataLoader:
@@ -178,27 +203,24 @@ class SequenceTask(LightningDataModule, ABC):
 
     def _evaluation_loader(self, split: Split, **options: Any) -> DataLoader:
         rank, ranks = self._place()
-        shares = self._shares(split, ranks)
-        stream = BatchStream(partial(self._detached()._share, split, shares), rank, ranks, stop=shares)
+        each = -(-self.evaluation_batches(split) // ranks)  # as many for every device, or one would wait forever
+        stream = BatchStream(partial(self._detached()._evaluation_batch, split), rank, ranks, stop=each * ranks)
         return DataLoader(stream, batch_size=None, num_workers=self.workers, **options)
+
+    def evaluation_batches(self, split: Split) -> int:
+        """The number of batches of an evaluation set; device r of N has batches r, r + N, r + 2 N and so on."""
+        return -(-self._sequences(split) // self.evaluation_batch_size)
 
     def _sequences(self, split: Split) -> int:
         return self.validation_sequences if split == "validation" else self.test_sequences
 
-    def _shares(self, split: Split, devices: int) -> int:
-        """The number of batches of an evaluation set: as many for every device, or collectives would wait forever."""
-        sequences = self._sequences(split)
-        shares = -(-sequences // (self.evaluation_batch_size * devices)) * devices
-        if shares > sequences:
-            raise ValueError(
-                f"{split}_sequences must be at least {shares} for {devices} devices with evaluation_batch_size="
-                f"{self.evaluation_batch_size}, got {sequences}."
-            )
-        return shares
-
-    def _share(self, split: Split, shares: int, index: int) -> Batch:
-        """Batch `index` when the evaluation set is divided as evenly as possible into `shares` batches."""
-        first, last = (i * self._sequences(split) // shares for i in (index, index + 1))
+    def _evaluation_batch(self, split: Split, index: int) -> Batch:
+        """Batch `index` of an evaluation set divided as evenly as possible; after the last, one that scores nothing."""
+        batches = self.evaluation_batches(split)
+        if index >= batches:
+            tokens, targets = (part[:1] for part in self._evaluation_batch(split, 0))
+            return tokens, torch.full_like(targets, IGNORED)
+        first, last = (i * self._sequences(split) // batches for i in (index, index + 1))
         length = self.tokens_at(max(self.validation_lengths if split == "validation" else self.test_lengths))
         blocks = [self._draw(split, block, BLOCK, length) for block in range(first // BLOCK, (last - 1) // BLOCK + 1)]
         skipped = first // BLOCK * BLOCK
@@ -223,6 +245,37 @@ class SequenceTask(LightningDataModule, ABC):
         return task
 
 
+def count_scored(targets: Tensor) -> Tensor:
+    """Of the targets (B, T): the scored positions among the first t tokens, and the sequences with one, (2, T)."""
+    scored = targets != IGNORED
+    return torch.stack([scored.sum(0).cumsum(0), (scored.cumsum(1) > 0).sum(0)])
+
+
+class TrainingParts:
+    """Parts of the training batches: part `index` is the (index mod parts)-th of batch (index div parts).
+
+    Args:
+        task: Draws the batches.
+        parts: Into how many equal ones each is cut.
+    """
+
+    def __init__(self, task: SequenceTask, parts: int) -> None:
+        self.task = task
+        self.parts = parts
+        self.step = -1
+        self.drawn: tuple[Tensor, ...] = ()  # tokens and targets of that step's batch, and what is scored in it
+
+    def __call__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        step, part = divmod(index, self.parts)
+        if step != self.step:
+            tokens, targets = self.task.batch("train", step)
+            self.step, self.drawn = step, (tokens, targets, count_scored(targets))
+        tokens, targets, scored = self.drawn
+        size = self.task.batch_size // self.parts
+        rows = slice(part * size, (part + 1) * size)
+        return tokens[rows], targets[rows], scored
+
+
 class BatchStream(IterableDataset):
     """Yields batch(rank), batch(rank + ranks), batch(rank + 2 ranks), ... in the same order for any number of workers.
 
@@ -233,14 +286,14 @@ class BatchStream(IterableDataset):
         stop: The index to stop before; None is endless.
     """
 
-    def __init__(self, batch: Callable[[int], Batch], rank: int, ranks: int, stop: int | None = None) -> None:
+    def __init__(self, batch: Callable[[int], tuple[Tensor, ...]], rank: int, ranks: int, stop: int | None = None) -> None:
         self.batch = batch
         self.rank = rank
         self.ranks = ranks
         self.stop = stop
         self.start = 0  # batches of this rank to leave out at the beginning
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         # A DataLoader takes from its workers in turn, so each makes every workers-th batch.
@@ -261,7 +314,7 @@ class TrainingLoader(DataLoader):
         super().__init__(stream, batch_size=None, **options)
         self.consumed = consumed
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         self.dataset.start = self.consumed()
         return super().__iter__()
 

@@ -17,31 +17,64 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 IGNORED = -100
 
 
-def token_accuracy(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Share of the scored positions that are right: predictions (B, T), targets (B, T) -> scalar."""
-    return (predictions == targets).sum() / (targets != IGNORED).sum()
+def count_by_end(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Sequences by their last scored position, and those of them that are right there; counts of batches add up.
+
+    Args:
+        predictions: (B, T).
+        targets: (B, T).
+
+    Returns:
+        Whole numbers (2, T) in float32.
+    """
+    last = _last_scored(targets)[:, -1]
+    right = (predictions == targets).gather(1, last.clamp(min=0)[:, None])[:, 0]
+    counts = torch.zeros(2, targets.shape[1] + 1, device=targets.device)
+    return counts.index_add_(1, last + 1, torch.stack([torch.ones_like(right), right]).float())[:, 1:]
 
 
-def last_token_accuracy(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Share of the longest sequences whose last scored position is right: predictions (B, T), targets (B, T) -> scalar.
+def last_token_accuracy(counts: Tensor) -> Tensor:
+    """Share of the longest sequences whose last scored position is right: what `count_by_end` counts -> scalar.
 
     The longest are those whose last scored position is the furthest; what shorter ones have right says nothing about
-    the length.
+    the length. It is nan where nothing is scored.
     """
-    last = _last_scored(targets)[:, -1:]
-    longest = (last == last.max()) & (last >= 0)
-    right = (predictions == targets).gather(1, last.clamp(min=0)) & longest
-    return right.sum() / longest.sum()
+    ends = torch.arange(counts.shape[1], device=counts.device)
+    longest = (ends * (counts[0] > 0)).argmax()
+    sequences, right = counts[:, longest]
+    return right / sequences
 
 
 def last_labels(targets: Tensor) -> Tensor:
     """The targets with none scored but the last scored of each sequence: (B, T) -> (B, T)."""
     positions = torch.arange(targets.shape[1], device=targets.device)
     return targets.where(positions == _last_scored(targets)[:, -1:], IGNORED)
+
+
+class MeanOverPositions(Metric):
+    """The mean over the scored positions of several batches, equal to all digits in whatever order ranks have them."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("means", [], dist_reduce_fx="cat")
+        self.add_state("positions", [], dist_reduce_fx="cat")
+
+    def update(self, mean: Tensor, positions: Tensor) -> None:
+        """Adds a batch: the mean over its scored positions, nan if there are none, and their number, both scalars."""
+        self.means.append(mean.detach()[None])
+        self.positions.append(positions[None])
+
+    def compute(self) -> Tensor:
+        """The mean, nan if no position is scored."""
+        means, positions = (dim_zero_cat(part).cpu().double() for part in (self.means, self.positions))
+        return ((means * positions)[positions > 0].sum() / positions.sum()).float()
 
 
 class AccuracyByLength(Metric):

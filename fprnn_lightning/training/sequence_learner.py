@@ -15,7 +15,6 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics import MeanMetric
 
 from fprnn_lightning.mixers.base import SequenceMixer
 from fprnn_lightning.model import SequenceModel
@@ -24,14 +23,17 @@ from fprnn_lightning.training.metrics import (
     IGNORED,
     AnswerAccuracy,
     LengthAccuracy,
+    MeanOverPositions,
+    count_by_end,
     first_scored,
     last_labels,
     last_token_accuracy,
-    token_accuracy,
 )
 from fprnn_lightning.training.schedules import Schedule, WarmupHoldCosine
 
 Batch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T), -100 = not scored
+# the same and (2, T), of all batches of the step: scored positions among the first t tokens, sequences with one
+TrainingBatch = tuple[Tensor, Tensor, Tensor]
 
 
 class SequenceLearner(LightningModule):
@@ -104,8 +106,9 @@ class SequenceLearner(LightningModule):
         self.test_accuracy = measure(test_lengths, chance=chance)
         self.generated_accuracy = measure(test_lengths, chance=chance) if prompted else None
         self.unit = unit
-        self.mean_loss = MeanMetric(nan_strategy="ignore")  # nan: the loss of a batch without a scored position
-        self.bits = MeanMetric(nan_strategy="ignore")
+        self.mean_loss = MeanOverPositions()
+        self.bits = MeanOverPositions()
+        self._counts: Tensor | None = None  # of the batches of the optimiser step so far
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the label at every position: tokens (B, T) -> (B, T, V)."""
@@ -120,14 +123,28 @@ class SequenceLearner(LightningModule):
         """Continues prompts greedily: prompt (B, T) -> the tokens that follow (B, length), T and length at least 1."""
         return self.model.generate(prompt, length)
 
-    def learnt(self, batch: Batch, length: int) -> Batch:
-        """What is learnt from a batch at a length of the curriculum: tokens and targets, both (B, length)."""
-        tokens, targets = (part[:, :length] for part in batch)
-        return tokens, last_labels(targets) if self.labels == "last" else targets
+    def learnt(self, batch: TrainingBatch, length: int) -> TrainingBatch:
+        """What is learnt from a batch at a length of the curriculum.
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy over the scored positions, in nats: logits (B, T, V), targets (B, T) -> scalar."""
-        return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
+        Returns:
+            Tokens and targets, both (B, length), and the scored positions of all batches of the step, a scalar.
+        """
+        tokens, targets, scored = (part[:, :length] for part in batch)
+        positions, sequences = scored[:, -1]
+        return (tokens, last_labels(targets), sequences) if self.labels == "last" else (tokens, targets, positions)
+
+    def loss(self, logits: Tensor, targets: Tensor, scored: Tensor) -> Tensor:
+        """Cross-entropy in nats, its sum over the scored positions divided by a number.
+
+        Args:
+            logits: (B, T, V).
+            targets: (B, T).
+            scored: scalar; the number of scored positions gives the mean.
+        """
+        total = cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return total / scored
 
     def on_train_start(self) -> None:
         """Ends a resumed run at once if the learning rate has come to 0 for good."""
@@ -137,12 +154,14 @@ class SequenceLearner(LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Makes this step the last, and a logged one, if the learning rate will have come to 0 for good."""
         step = self.global_step + 1
-        steps_now = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
-        if steps_now and self.schedule.finished(step, self.curriculum.steps_at_end(step)):
+        if self._steps_now() and self.schedule.finished(step, self.curriculum.steps_at_end(step)):
             self.trainer.should_stop = True
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: TrainingBatch, batch_idx: int) -> dict[str, Any]:
         """Learns from the first `curriculum.length` tokens of a batch.
+
+        Gradients are averaged over ranks and accumulated batches, so the loss is the sum over the scored positions of
+        the batch divided by their average number: the average of these losses is the mean over all positions.
 
         Returns:
             The loss and, for callbacks, the number of tokens.
@@ -156,24 +175,43 @@ class SequenceLearner(LightningModule):
                 f"the curriculum ends at length {self.curriculum.end}, "
                 f"but the training sequences have {available} tokens"
             )
-        tokens, targets = self.learnt(batch, length)
+        tokens, targets, scored = self.learnt(batch, length)
         logits = self(tokens)
-        loss = self.loss(logits, targets)
-        predictions = logits.detach().argmax(-1)
-        accuracies = token_accuracy(predictions, targets), last_token_accuracy(predictions, targets)
-        summary = self.trainer.strategy.reduce(torch.stack([loss.detach(), *accuracies]), reduce_op="mean")
+        parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        loss = self.loss(logits, targets, scored / parts if parts > 1 else scored)
+        self._count(loss, logits, targets)
+        if self._steps_now():
+            self._conclude_step(length, scored, parts)
+        return {"loss": loss, "tokens": tokens.numel()}
+
+    @torch.no_grad()
+    def _count(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+        """Adds to what is known of the step so far: its loss, how many positions are right, sequences by end."""
+        predictions = logits.argmax(-1)
+        totals = torch.stack([loss, (predictions == targets).sum()])
+        counts = torch.cat([totals, count_by_end(predictions, targets).flatten()])
+        self._counts = counts if self._counts is None else self._counts + counts
+
+    def _conclude_step(self, length: int, scored: Tensor, parts: int) -> None:
+        """Tells log and curriculum of the whole step, of all ranks and accumulated batches."""
+        counts = self.trainer.strategy.reduce(self._counts, reduce_op="sum")
+        self._counts = None
+        accuracy = last_token_accuracy(counts[2:].unflatten(0, (2, -1)))
         if self.trainer._logger_connector.should_update_logs:  # a value logged in vain costs half a millisecond
             self.log_dict(
                 {
-                    "train/loss": summary[0],
-                    "train/token_accuracy": summary[1],
-                    "train/last_token_accuracy": summary[2],
+                    "train/loss": counts[0] / parts,
+                    "train/token_accuracy": counts[1] / scored,
+                    "train/last_token_accuracy": accuracy,
                     "train/length": float(length),
                     "train/learning_rate": self.optimizers().param_groups[0]["lr"],
                 }
             )
-        self.curriculum.observe(summary[2], self.global_step)
-        return {"loss": loss, "tokens": tokens.numel()}
+        self.curriculum.observe(accuracy, self.global_step)
+
+    def _steps_now(self) -> bool:
+        """Whether the optimiser steps after this batch."""
+        return not self.trainer.fit_loop._should_accumulate()
 
     def on_validation_epoch_start(self) -> None:
         self.validation_accuracy.reset()
@@ -181,10 +219,9 @@ class SequenceLearner(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         tokens, targets = batch
         logits = self(tokens)
-        loss = self.loss(logits, targets)
+        loss = self._log_bits("validation", logits, targets)
         self.mean_loss.update(loss, (targets != IGNORED).sum())
         self.log("validation/loss", self.mean_loss, on_step=False, on_epoch=True)
-        self._log_bits("validation", loss, targets)
         self.validation_accuracy.update(logits.argmax(-1), targets)
 
     def on_validation_epoch_end(self) -> None:
@@ -200,7 +237,7 @@ class SequenceLearner(LightningModule):
         if self.generated_accuracy is not None:  # first, as what mixers report is of their last forward
             self.generated_accuracy.update(generate_answers(self.model, tokens, targets), targets)
         logits = self(tokens)
-        self._log_bits("test", self.loss(logits, targets), targets)
+        self._log_bits("test", logits, targets)
         self.test_accuracy.update(logits.argmax(-1), targets)
 
     def on_test_epoch_end(self) -> None:
@@ -229,19 +266,28 @@ class SequenceLearner(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["curriculum"] = self.curriculum.state_dict()
+        checkpoint["accumulated"] = self.trainer.accumulate_grad_batches
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.curriculum.load_state_dict(checkpoint["curriculum"])
+        if "loops" in checkpoint:
+            now = self.trainer.accumulate_grad_batches
+            begin_step(checkpoint["loops"]["fit_loop"], checkpoint.get("accumulated", now), now)
 
-    def _log_bits(self, split: str, loss: Tensor, targets: Tensor) -> None:
-        self.bits.update(loss / math.log(2), (targets != IGNORED).sum())
+    def _log_bits(self, split: str, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss in nats, which is logged in bits."""
+        scored = (targets != IGNORED).sum()
+        loss = self.loss(logits, targets, scored)
+        self.bits.update(loss / math.log(2), scored)
         self.log(f"{split}/bits_per_{self.unit}", self.bits, on_step=False, on_epoch=True)
+        return loss
 
     def _log_by_length(self, split: str, results: dict[str, tuple[Tensor, ...]], lengths: Sequence[int]) -> None:
         for name, values in results.items():
             if name != "sequences":
                 by_length = zip(lengths, values, strict=True)
-                self.log_dict({f"{split}/{name}_{length}": value for length, value in by_length}, sync_dist=True)
+                measured = {f"{split}/{name}_{length}": value for length, value in by_length}
+                self.log_dict(measured, sync_dist=True, reduce_fx="max")  # the same on all ranks; a mean would round
 
 
 def generate_answers(model: SequenceModel, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -261,6 +307,20 @@ def generate_answers(model: SequenceModel, tokens: Tensor, targets: Tensor) -> T
         rows, (first, length) = (answers == answer).all(1), answer.tolist()
         predictions[rows, first : first + length] = model.generate(tokens[rows, : first + 1], length)
     return predictions
+
+
+def begin_step(progress: dict[str, Any], before: int, now: int) -> None:
+    """Sets the progress of a fit, counted in batches, to the beginning of the optimiser step that comes next.
+
+    Args:
+        progress: of a checkpoint; changed in place.
+        before: batches to a step when it was saved.
+        now: batches to a step from here on.
+    """
+    for counts in (progress["epoch_loop.batch_progress"][part] for part in ("total", "current")):
+        steps, batches = divmod(counts["processed"], before)
+        unfinished = 0 if batches else counts["processed"] - counts["completed"]  # 1 if saved as the batch ended
+        counts.update(dict.fromkeys(("ready", "started", "processed"), steps * now), completed=steps * now - unfinished)
 
 
 def weight_decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
