@@ -12,6 +12,7 @@ import errno
 import inspect
 import logging
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable
@@ -58,7 +59,14 @@ from fprnn_lightning.commands.sweep import sweep
 from fprnn_lightning.mixers import SequenceMixer
 from fprnn_lightning.mixers.base import snake_case
 from fprnn_lightning.pretrained import check_weights, read_export
-from fprnn_lightning.sentences import SentenceErrors, UsageError, concrete_subclasses, nearest, one_line
+from fprnn_lightning.sentences import (
+    SentenceErrors,
+    UsageError,
+    about_other_processes,
+    concrete_subclasses,
+    nearest,
+    one_line,
+)
 from fprnn_lightning.tasks import SequenceTask
 from fprnn_lightning.training import FixedLength, SequenceLearner, WholeCheckpoints, read_checkpoint
 from fprnn_lightning.whole_files import write_whole
@@ -379,7 +387,15 @@ class CommandLine(LightningCLI):
 
 
 def check_devices(trainer: Trainer) -> None:
-    """Raises ValueError if there are far more processes on this machine's CPU than it has processors."""
+    """Raises ValueError if there cannot be so many processes, or if they cannot find each other."""
+    if trainer.world_size > 1:
+        environment = trainer.strategy.cluster_environment
+        environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
+        address = environment.main_address
+        try:
+            socket.getaddrinfo(address, environment.main_port)
+        except socket.gaierror as error:
+            raise ValueError(f"MASTER_ADDR is {address}, which has no network address: {error.strerror}") from error
     most = PROCESSES_PER_PROCESSOR * os.cpu_count()
     if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
         raise ValueError(
@@ -523,7 +539,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 2 after a mistake of the user, a loss that is not finite or a disk that cannot be written,
-        told in one sentence on stderr; 128 and the number of the signal that has ended a run.
+        told in one sentence on stderr; 1 where another process of the run is lost, likewise; 128 and the number of the
+        signal that has ended a run.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -541,6 +558,12 @@ def main(arguments: list[str] | None = None) -> int:
     except StoppedBySignal as stop:
         print(stop, file=sys.stderr)
         return stop.exit_code
+    except RuntimeError as error:
+        sentence = about_other_processes(error, distributed.is_initialized())
+        if not sentence:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        return 1
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise

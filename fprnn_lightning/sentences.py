@@ -82,6 +82,27 @@ class SentenceErrors:
         return option, one_line(re.sub(r'^Parser key ".+?":|in "<unicode string>", ', "", message))
 
 
+def about_other_processes(error: RuntimeError, joined: bool) -> str | None:
+    """A sentence about an error of torch.distributed, None if it is another's.
+
+    Args:
+        error: what has been raised.
+        joined: whether the processes had found each other before.
+    """
+    text = one_line(error)
+    if not (type(error).__name__.startswith("Dist") or "gloo/transport" in text or "NCCL" in text):
+        return None
+    if joined:
+        return (
+            "another process of this run has ended or does not answer, so this one ends too; its own output says why, "
+            f"and fit --resume auto goes on from the last checkpoint ({text[:200]})"
+        )
+    return (
+        "the processes of this run have not found each other; all must have the same MASTER_ADDR and MASTER_PORT, and "
+        f"as many must be started as devices times num_nodes ({text[:200]})"
+    )
+
+
 def one_line(text: object) -> str:
     """The text without its line breaks and indentation."""
     return " ".join(str(text).split())

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fprnn_lightning.cli import main
 
@@ -99,6 +100,7 @@ def free_port() -> int:
 def _run(function: Callable, arguments: tuple[Any, ...], folder: Path, rank: int, environment: dict[str, str]) -> None:
     os.chdir(folder)
     os.environ.update(environment)
+    rank_zero_only.rank = int(environment.get("RANK", "0"))  # which it reads when it is imported
     torch.set_num_threads(1)
     with open(f"rank_{rank}.log", "w") as output:
         for descriptor in (1, 2):
