@@ -176,11 +176,11 @@ class SequenceTask(LightningDataModule, ABC):
         """
         parts = devices * accumulated
         if self.batch_size % parts:
-            times = f" with {accumulated} accumulated batches each" if accumulated > 1 else ""
+            accumulation = f" with {accumulated} accumulated batches each" if accumulated > 1 else ""
             nearest = max(1, round(self.batch_size / parts)) * parts
             raise ValueError(
-                f"batch_size is {self.batch_size} sequences per step, which {devices} devices{times} cannot share "
-                f"evenly; {nearest} would do."
+                f"batch_size is {self.batch_size} sequences per step, which cannot be divided among {devices} "
+                f"device{'s' * (devices > 1)}{accumulation}; {nearest} can."
             )
 
     def train_dataloader(self) -> DataLoader:

@@ -70,15 +70,16 @@ def head(loader, batches):
 
 
 def same(a, b):
-    return torch.equal(torch.cat([x for x, _ in a]), torch.cat([x for x, _ in b])) and torch.equal(
-        torch.cat([y for _, y in a]), torch.cat([y for _, y in b])
+    return torch.equal(torch.cat([x for x, *_ in a]), torch.cat([x for x, *_ in b])) and torch.equal(
+        torch.cat([y for _, y, *_ in a]), torch.cat([y for _, y, *_ in b])
     )
 
 
-def on_device(task, rank, ranks, consumed=0):
+def on_device(task, rank, ranks, consumed=0, accumulated=1):
     progress = SimpleNamespace(total=SimpleNamespace(processed=consumed))
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
-    task.trainer = SimpleNamespace(global_rank=rank, world_size=ranks, fit_loop=loop)
+    places = {"global_rank": rank, "world_size": ranks, "accumulate_grad_batches": accumulated}
+    task.trainer = SimpleNamespace(fit_loop=loop, **places)
     return task
 
 
@@ -176,33 +177,50 @@ def test_any_number_of_workers_gives_one_order(make, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_share_the_stream(make, workers):
-    ranks = [head(on_device(make(workers=workers), rank, 3).train_dataloader(), 4) for rank in range(3)]
-    dealt = [batch for step in zip(*ranks, strict=True) for batch in step]
-    assert same(dealt, [make().batch("train", i) for i in range(12)])
+@pytest.mark.parametrize(("ranks", "accumulated"), [(4, 1), (2, 1), (1, 2), (2, 4)])
+def test_ranks_and_accumulated_batches_share_the_batch_of_a_step(make, ranks, accumulated, workers):
+    options = {"ranks": ranks, "accumulated": accumulated}
+    places = [on_device(make(workers=workers), rank, **options) for rank in range(ranks)]
+    shares = [head(place.train_dataloader(), 3 * accumulated) for place in places]
+    dealt = [batch for turn in zip(*shares, strict=True) for batch in turn]
+    assert {len(tokens) for tokens, *_ in dealt} == {8 // ranks // accumulated}
+    whole = [make().batch("train", step) for step in range(3)]
+    assert same(dealt, whole)
+    for index, (_, _, scored) in enumerate(dealt):
+        targets = whole[index // (ranks * accumulated)][1]
+        for length in range(1, targets.shape[1] + 1):
+            is_scored = targets[:, :length] != -100
+            assert scored[:, length - 1].tolist() == [is_scored.sum(), is_scored.any(1).sum()]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_ranks_share_evaluation_sets_evenly(make, ranks):
-    shares = [list(on_device(make(), rank, ranks).val_dataloader()) for rank in range(ranks)]
+@pytest.mark.parametrize(("ranks", "accumulated"), [(3, 1), (1, 3), (16, 1), (2, 8)])
+def test_a_batch_that_cannot_be_shared_evenly_is_refused(make, ranks, accumulated):
+    with pytest.raises(ValueError, match=f"batch_size is 8 .* {ranks} device.*; [0-9]+ can"):
+        on_device(make(), 0, ranks, accumulated=accumulated).train_dataloader()
+
+
+@pytest.mark.parametrize(("ranks", "sequences"), [(2, 150), (3, 150), (4, 150), (4, 3)])
+def test_ranks_share_the_batches_of_evaluation_sets(make, ranks, sequences):
+    sizes = {"validation_sequences": sequences}
+    shares = [list(on_device(make(**sizes), rank, ranks).val_dataloader()) for rank in range(ranks)]
     assert len({len(share) for share in shares}) == 1
-    dealt = [batch for step in zip(*shares, strict=True) for batch in step]
-    assert all(0 < len(x) <= 32 for x, _ in dealt)
-    assert same(dealt, list(make().val_dataloader()))
-
-
-def test_more_devices_than_sequences(make):
-    with pytest.raises(ValueError, match="validation_sequences must be at least 4"):
-        on_device(make(validation_sequences=3), 0, 4).val_dataloader()
+    dealt = [batch for turn in zip(*shares, strict=True) for batch in turn]
+    whole = list(make(**sizes).val_dataloader())
+    assert make(**sizes).evaluation_batches("validation") == len(whole)
+    assert all(same([ours], [theirs]) for ours, theirs in zip(dealt, whole, strict=False))
+    for tokens, targets in dealt[len(whole) :]:
+        assert tokens.shape == targets.shape == (1, whole[0][0].shape[1])
+        assert (targets == -100).all()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_pass_begins_where_training_stands(make, workers):
     task = on_device(make(workers=workers), 1, 2)
     loader = task.train_dataloader()
-    assert same(head(loader, 3), [make().batch("train", i) for i in (1, 3, 5)])
+    halves = [[part.chunk(2)[1] for part in make().batch("train", i)] for i in range(5)]
+    assert same(head(loader, 3), halves[:3])
     on_device(task, 1, 2, consumed=2)
-    assert same(head(loader, 3), [make().batch("train", i) for i in (5, 7, 9)])
+    assert same(head(loader, 3), halves[2:])
 
 
 def test_what_travels_to_a_worker_leaves_the_trainer_behind(make):

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from fprnn_lightning.training.metrics import (
     AnswerAccuracy,
     LengthAccuracy,
+    MeanOverPositions,
+    count_by_end,
     last_labels,
     last_token_accuracy,
-    token_accuracy,
 )
 
 CHANCE = 0.2
@@ -104,18 +105,38 @@ def test_bad_lengths_are_refused(lengths):
 
 
 @given(labelled_batches())
-def test_training_accuracies_count_every_position_and_the_longest_sequences(batches):
-    predictions, targets = batches[0]
+def test_the_accuracy_of_training_counts_the_longest_sequences_of_all_batches_together(batches):
+    batches = [(p, t) for p, t in batches if t.shape[1] == batches[0][1].shape[1]]
     rows = [
-        [p == t for p, t in zip(*row, strict=True) if t != -100]
+        [(t, p == label) for t, (p, label) in enumerate(zip(*row, strict=True)) if label != -100]
+        for predictions, targets in batches
         for row in zip(predictions.tolist(), targets.tolist(), strict=True)
     ]
-    ends = [max((t for t, label in enumerate(row) if label != -100), default=-1) for row in targets.tolist()]
-    hits = [hit for row in rows for hit in row]
-    if hits:
-        lasts = [row[-1] for row, end in zip(rows, ends, strict=True) if end == max(ends)]
-        assert token_accuracy(predictions, targets).item() == pytest.approx(sum(hits) / len(hits))
-        assert last_token_accuracy(predictions, targets).item() == pytest.approx(sum(lasts) / len(lasts))
+    lasts = [row[-1] for row in rows if row]
+    measured = last_token_accuracy(sum(count_by_end(*batch) for batch in batches)).item()
+    if lasts:
+        longest = [hit for end, hit in lasts if end == max(lasts)[0]]
+        assert measured == pytest.approx(sum(longest) / len(longest))
+    else:
+        assert math.isnan(measured)
+
+
+def test_a_mean_over_positions_is_the_same_in_any_order():
+    generator = torch.Generator().manual_seed(0)
+    means, positions = torch.randn(100, generator=generator), torch.randint(0, 9, (100,), generator=generator)
+    means[positions == 0] = torch.nan
+
+    def mean(order):
+        metric = MeanOverPositions()
+        for index in order:
+            metric.update(means[index], positions[index])
+        return metric.compute()
+
+    expected = mean(range(100))
+    weighted = means.nan_to_num() @ positions.float() / positions.sum()
+    assert expected.item() == pytest.approx(weighted.item(), abs=1e-6)
+    for _ in range(20):
+        assert torch.equal(mean(torch.randperm(100, generator=generator)), expected)
 
 
 @given(labelled_batches())

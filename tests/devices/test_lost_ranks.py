@@ -1,0 +1,129 @@
+"""What becomes of a run when processes are lost or cannot find each other: one sentence each, soon; and a lost run goes
+on from its last checkpoint, on any number of ranks, as if nothing had happened.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+from conftest import difference, fit, table
+from ranks import Ranks, command_line, free_port
+
+from fprnn_lightning.cli import main
+
+SHORT = (
+    "--trainer.strategy.class_path=lightning.pytorch.strategies.DDPStrategy",
+    "--trainer.strategy.init_args.timeout=0:00:03",
+)
+
+
+def wait_for(condition: Callable[[], bool], ranks: Ranks) -> None:
+    deadline = monotonic() + 60
+    while not condition():
+        assert all(process.is_alive() for process in ranks.processes), ranks.outputs()
+        assert monotonic() < deadline, ranks.outputs()
+        sleep(0.01)
+
+
+@pytest.mark.parametrize(("before", "after", "victim", "accumulated"), [(2, 1, 1, 4), (1, 2, 0, 1), (2, 4, 0, 1)])
+def test_a_lost_run_goes_on_on_another_number_of_ranks(
+    run: Callable[..., Path], tmp_path: Path, before: int, after: int, victim: int, accumulated: int
+) -> None:
+    arguments = [*fit("copying", tmp_path), "--resume=auto"]
+    slowly = Ranks(_slowly, before, tmp_path, [*arguments, "--trainer.accelerator=cpu", f"--trainer.devices={before}"])
+    folder = tmp_path / "logs/copying/lstm/run_0"
+    wait_for((folder / "last.ckpt").exists, slowly)
+    slowly.processes[victim].kill()
+    codes = slowly.wait(20)
+    assert codes[victim] == -9
+    for rank in {*range(before)} - {victim}:
+        assert codes[rank] == 1
+        (sentence,) = (line for line in slowly.output(rank).splitlines() if line.startswith("error: "))
+        assert sentence.startswith("error: another process of this run has ended or does not answer, so this one ends")
+        assert "Traceback" not in slowly.output(rank)
+    assert not (folder / "length_curve.csv").exists()
+    again = [*arguments, f"--trainer.accumulate_grad_batches={accumulated}"]
+    assert set(command_line(again, after, tmp_path).results()) == {0}
+    straight = run("copying", 1)
+    assert table(folder).keys() == table(straight).keys()
+    assert difference(folder, straight, "train/loss") < 1e-5
+    assert difference(folder, straight, "train/learning_rate", "train/length") < 1e-6
+
+
+def _slowly(arguments: list[str]) -> None:
+    """The command line, with steps that take a while once there is a checkpoint."""
+    from fprnn_lightning.training import SequenceLearner
+
+    step = SequenceLearner.training_step
+
+    def training_step(self: SequenceLearner, batch: object, batch_idx: int) -> dict:
+        sleep(1.0 if self.global_step >= 12 else 0.0)
+        return step(self, batch, batch_idx)
+
+    SequenceLearner.training_step = training_step
+    raise SystemExit(main(arguments))
+
+
+def test_processes_that_do_not_find_each_other_say_so(tmp_path: Path) -> None:
+    """The first is told of two, the second of four."""
+    together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
+    starts = []
+    for rank, devices in ((0, 2), (1, 4)):
+        options = ["--trainer.accelerator=cpu", f"--trainer.devices={devices}", *SHORT]
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(devices), **together}
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        starts.append(Ranks(main, 1, folder, [*fit("copying", folder), *options], environment=place))
+    for ranks in starts:
+        assert ranks.wait(50) == [1]
+        assert "error: the processes of this run have not found each other; all must have the" in ranks.output(0)
+        assert "Traceback" not in ranks.output(0)
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "sentence"),
+    [
+        ("no-such-host.invalid", 2, "error: trainer: MASTER_ADDR is no-such-host.invalid, which has no network address"),
+        ("192.0.2.1", 1, "error: the processes of this run have not found each other; all must have the"),
+    ],
+)
+def test_a_wrong_master_address_is_told(tmp_path: Path, address: str, code: int, sentence: str) -> None:
+    place = {"MASTER_ADDR": address, "MASTER_PORT": "29500", "LOCAL_RANK": "1", "RANK": "1", "NODE_RANK": "0"}
+    options = ["--trainer.accelerator=cpu", "--trainer.devices=2", *SHORT]
+    ranks = Ranks(main, 1, tmp_path, [*fit("copying", tmp_path), *options], environment=place)
+    assert ranks.wait(40) == [code]
+    (told,) = (line for line in ranks.output(0).splitlines() if line.startswith("error: "))
+    assert told.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "sentence"),
+    [
+        (["--trainer.accelerator=cpu", "--trainer.devices=4096"], {}, r"devices is 4096, but this machine's \d+ proc"),
+        (["--trainer.accelerator=cpu", "--trainer.devices=3"], {}, r"batch_size is 16 .* 3 devices; 15 can"),
+        (["--trainer.accelerator=cpu", "--trainer.accumulate_grad_batches=5"], {}, r"batch_size is 16 .* 1 device with 5"),
+        (
+            ["--trainer.accelerator=cpu", "--trainer.devices=2"],
+            {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "3", "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"},
+            r"`devices=2` and `num_nodes=1`.* does not match the world size \(3\)",
+        ),
+        (["--trainer.accelerator=gpu", "--trainer.devices=64"], {}, "[Gg][Pp][Uu]"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_told_before_anything_is_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    environment: dict[str, str],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main([*fit("copying", tmp_path), *options]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(f"^error: trainer: .*{sentence}", told), told
+    assert not list(tmp_path.glob("logs/*/*/*"))
