@@ -105,7 +105,7 @@ def range_test(trainer: Trainer, pl_module: LightningModule, rates: np.ndarray) 
     optimizer = learner.configure_optimizers()["optimizer"]
     length, parts, losses = learner.curriculum.length(0), trainer.accumulate_grad_batches, []
     batches = iter(trainer.datamodule.train_dataloader())
-    for step, rate in enumerate(rates.tolist()):
+    for rate in rates.tolist():
         optimizer.zero_grad()
         total = 0.0
         for _ in range(parts):

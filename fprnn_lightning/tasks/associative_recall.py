@@ -44,7 +44,7 @@ class AssociativeRecall(SequenceTask):
         train_length: Tokens of a training sequence; all lengths must have room for 4 tokens a pair.
         validation_lengths: Lengths, in tokens, at which validation measures; all are prefixes of the longest.
         test_lengths: The same for test; 50 is added.
-        evaluation_batch_size: Validation and test sequences per batch and device, at most: few, as every token has V
+        evaluation_batch_size: Validation and test sequences per batch, at most: few, as every token has V
             logits.
         **shared: The options of every task.
 

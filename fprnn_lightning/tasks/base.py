@@ -286,7 +286,9 @@ class BatchStream(IterableDataset):
         stop: The index to stop before; None is endless.
     """
 
-    def __init__(self, batch: Callable[[int], tuple[Tensor, ...]], rank: int, ranks: int, stop: int | None = None) -> None:
+    def __init__(
+        self, batch: Callable[[int], tuple[Tensor, ...]], rank: int, ranks: int, stop: int | None = None
+    ) -> None:
         self.batch = batch
         self.rank = rank
         self.ranks = ranks

@@ -47,7 +47,7 @@ class StringTask(SequenceTask):
         test_lengths: The same for test; 50 is added.
         validation_sequences: Strings in the validation set, all lengths together.
         test_sequences: The same for test.
-        evaluation_batch_size: Validation and test sequences per batch and device, at most: many, as answers are
+        evaluation_batch_size: Validation and test sequences per batch, at most: many, as answers are
             generated token by token, those to prompts of one length together.
         **shared: The options of every task.
     """

@@ -57,7 +57,7 @@ class Text(ContextTask):
         train_length: Bytes of a training context.
         validation_lengths: Lengths, in bytes, at which validation measures; all are prefixes of the longest.
         test_lengths: The same for test; 50 is added.
-        evaluation_batch_size: Validation and test contexts per batch and device, at most.
+        evaluation_batch_size: Validation and test contexts per batch, at most.
         **shared: The options of every task.
 
     Raises:

@@ -141,9 +141,7 @@ class SequenceLearner(LightningModule):
             targets: (B, T).
             scored: scalar; the number of scored positions gives the mean.
         """
-        total = cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        total = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
         return total / scored
 
     def on_train_start(self) -> None:

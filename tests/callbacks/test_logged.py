@@ -77,7 +77,8 @@ def tokens_per_second(small_learner, small_task, small_trainer, monkeypatch):
         clock = itertools.count()
         monkeypatch.setattr("fprnn_lightning.callbacks.throughput.perf_counter", lambda: float(next(clock)) ** 2)
         trainer = small_trainer(callbacks=[Throughput(window), Logged()], **options)
-        trainer.fit(small_learner(curriculum=curriculum or FixedLength(8)), small_task())
+        task = small_task(batch_size=16 * trainer.accumulate_grad_batches)
+        trainer.fit(small_learner(curriculum=curriculum or FixedLength(8)), task)
         return logged
 
     return run

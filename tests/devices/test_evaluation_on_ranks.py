@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import fit, table
 from ranks import command_line
+from small_runs import fit, table
 
 
 def evaluate(subcommand: str, kind: str, checkpoint: Path, ranks: int, folder: Path, *options: str) -> Path:
@@ -18,7 +18,6 @@ def evaluate(subcommand: str, kind: str, checkpoint: Path, ranks: int, folder: P
     return made
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("kind", "subcommand", "options"),
     [
@@ -42,7 +41,10 @@ def test_measures_are_the_same_to_all_digits(
 
 
 def test_predictions_are_in_the_order_of_the_test_set(run: Callable[..., Path], tmp_path: Path) -> None:
-    checkpoint, options = run("implicit", 1) / "last.ckpt", ["--data.test_sequences=7", "--data.evaluation_batch_size=2"]
+    checkpoint, options = (
+        run("implicit", 1) / "last.ckpt",
+        ["--data.test_sequences=7", "--data.evaluation_batch_size=2"],
+    )
     one, many = (
         evaluate("predict", "implicit", checkpoint, ranks, tmp_path / str(ranks), *options) for ranks in (1, 3)
     )

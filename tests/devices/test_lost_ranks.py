@@ -8,8 +8,8 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
-from conftest import difference, fit, table
 from ranks import Ranks, command_line, free_port
+from small_runs import difference, fit, table
 
 from fprnn_lightning.cli import main
 
@@ -85,7 +85,11 @@ def test_processes_that_do_not_find_each_other_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "code", "sentence"),
     [
-        ("no-such-host.invalid", 2, "error: trainer: MASTER_ADDR is no-such-host.invalid, which has no network address"),
+        (
+            "no-such-host.invalid",
+            2,
+            "error: trainer: MASTER_ADDR is no-such-host.invalid, which has no network address",
+        ),
         ("192.0.2.1", 1, "error: the processes of this run have not found each other; all must have the"),
     ],
 )
@@ -103,7 +107,11 @@ def test_a_wrong_master_address_is_told(tmp_path: Path, address: str, code: int,
     [
         (["--trainer.accelerator=cpu", "--trainer.devices=4096"], {}, r"devices is 4096, but this machine's \d+ proc"),
         (["--trainer.accelerator=cpu", "--trainer.devices=3"], {}, r"batch_size is 16 .* 3 devices; 15 can"),
-        (["--trainer.accelerator=cpu", "--trainer.accumulate_grad_batches=5"], {}, r"batch_size is 16 .* 1 device with 5"),
+        (
+            ["--trainer.accelerator=cpu", "--trainer.accumulate_grad_batches=5"],
+            {},
+            r"batch_size is 16 .* 1 device with 5",
+        ),
         (
             ["--trainer.accelerator=cpu", "--trainer.devices=2"],
             {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "3", "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"},

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import COPYING, KINDS, difference, table
+from small_runs import COPYING, KINDS, difference, table
 
 EXACT = ("train/length", "train/learning_rate", "train/token_accuracy", "train/last_token_accuracy")
 COUNTED = tuple(f"solver/layer_{layer}/{name}" for layer in (0, 1) for name in ("iterations", "converged"))
