@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fprnn_lightning.scan.context_parallel import tokens_before
+
 
 class CausalConvolution(nn.Module):
     """y_t = SiLU( bias + sum_k filter_k * x_{t-K+1+k} ) over the last K tokens, with x = 0 before the first.
@@ -21,8 +23,13 @@ class CausalConvolution(nn.Module):
         self.before = tokens - 1
         self.filters = nn.Conv1d(channels, channels, tokens, groups=channels)
 
-    def forward(self, x: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B, T, D), after the tokens of a window (B, tokens - 1, D) -> (B, T, D), and the next window."""
+    def forward(self, x: Tensor, window: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x (B, T, D), after the tokens of a window (B, tokens - 1, D) -> (B, T, D), and the next window.
+
+        Without a window, x is a whole sequence, or a slice of one within `context_parallel`.
+        """
+        if window is None:
+            window = tokens_before(x, self.before)
         x = torch.cat([window.to(x.dtype), x], 1)
         return functional.silu(self._filtered(x)), x[:, x.shape[1] - self.before :]
 

@@ -24,6 +24,7 @@ from fprnn_lightning.mixers.base import Cost
 from fprnn_lightning.mixers.dense_recurrence import DenseRecurrence
 from fprnn_lightning.mixers.recurrent import RecurrentMixer, State, StateDependence
 from fprnn_lightning.scan import resolve_backend
+from fprnn_lightning.scan.context_parallel import require_whole_sequences
 
 
 class DenseMixer(RecurrentMixer):
@@ -60,6 +61,7 @@ class DenseMixer(RecurrentMixer):
 
     @torch.compiler.disable(reason="a loop over time, or one kernel")
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
+        require_whole_sequences("DenseMixer")
         if self._kernels_fit(x):
             weight = self.terms.feedback_weight()
             weight = None if weight is None else weight.to(x.dtype)

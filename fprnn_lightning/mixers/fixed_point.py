@@ -5,7 +5,8 @@
 One iteration from y = 0 is the diagonal RNN, the limit is `DenseMixer`; both share every equation but this loop. Each
 iteration is parallel over time. In evaluation every prefix of every sequence stops for itself, so that no output
 depends on the batch, on later tokens or on padding; in training the batch stops when enough of it has converged, on
-all ranks together.
+all ranks together. Within `context_parallel`, both are decided for the sequences of which there are slices, and what
+diagnostics tell of an evaluation is of the prefixes that end with the slice.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
 """
@@ -24,7 +25,9 @@ from fprnn_lightning.cores import Core
 from fprnn_lightning.cores.gated_diagonal import GatedDiagonal
 from fprnn_lightning.mixers.base import Cost, Iteration
 from fprnn_lightning.mixers.fused_step import FusedStep, fused_step
-from fprnn_lightning.mixers.recurrent import RecurrentMixer, State, StateDependence, shift
+from fprnn_lightning.mixers.recurrent import RecurrentMixer, State, StateDependence, feedback
+from fprnn_lightning.mixers.sliced_items import sliced_items
+from fprnn_lightning.scan.context_parallel import slices_in_use
 from fprnn_lightning.solvers import GradientRule, Solution, Solver, Stopping, solve
 from fprnn_lightning.solvers.base import Function
 from fprnn_lightning.solvers.caps import Draws, IterationCap
@@ -113,9 +116,13 @@ class FixedPointMixer(RecurrentMixer):
     @torch.compiler.disable(reason="a loop whose end is decided as it runs")
     def states(self, x: Tensor, raw: Tensor) -> Tensor:
         zeros = torch.zeros_like(x)
-        items = SEQUENCES if self.training else PREFIXES
+        sequences, prefixes, time = SEQUENCES, PREFIXES, x.shape[1]
+        slices = slices_in_use()
+        if slices is not None:
+            sequences, prefixes, time = sliced_items(slices, x)
+        items = sequences if self.training else prefixes
         fused = fused_step(self, self.solver, x, raw, zeros, items)
-        return self._solve_sequences(self._iterate(x, raw), fused, zeros, items)
+        return self._solve_sequences(self._iterate(x, raw), fused, zeros, items, sequences, time)
 
     def _iterate(self, x: Tensor, raw: Tensor) -> Function:
         """The function f of the states of whole sequences."""
@@ -126,7 +133,7 @@ class FixedPointMixer(RecurrentMixer):
             known = self.gates_and_mixing(x, raw, None, known_q)
 
         def iterate(y: Tensor) -> Tensor:
-            gates, q = known or self.gates_and_mixing(x, raw, shift(self.seen(y, x)), known_q)
+            gates, q = known or self.gates_and_mixing(x, raw, feedback(self.seen(y, x)), known_q)
             return self.core.sequence_pass(gates, self.residual(gates, q, y))[0]
 
         return iterate
@@ -164,15 +171,17 @@ class FixedPointMixer(RecurrentMixer):
     def diagnostics(self) -> dict[str, Tensor]:
         return self._report
 
-    def _solve_sequences(self, iterate: Function, fused: FusedStep | None, zeros: Tensor, items: Items) -> Tensor:
-        """The y = iterate(y) of whole sequences, shaped like the zeros (B, T, D)."""
-        self._report, time = {}, zeros.shape[1]
+    def _solve_sequences(
+        self, iterate: Function, fused: FusedStep | None, zeros: Tensor, items: Items, adjoint_items: Items, time: int
+    ) -> Tensor:
+        """The y = iterate(y) of sequences of so many tokens or a slice of them, shaped like the zeros (B, T, D)."""
+        self._report = {}
         if not self.training:
             iterations = _iterations(self.evaluation_iterations, time)
-            return self._solve(iterate, zeros, items, iterations, self._report, fused)
+            return self._solve(iterate, zeros, items, iterations, self._report, fused, adjoint_items)
         iterations = _iterations(self.train_iterations, time, self.draws.next() if self.draws else 0)
         initial = self._previous.to(zeros) if self._previous.shape == zeros.shape else zeros
-        y = self._solve(iterate, initial, items, iterations, self._report, fused)
+        y = self._solve(iterate, initial, items, iterations, self._report, fused, adjoint_items)
         if self.warm_start:
             self._previous = y.detach().nan_to_num(0, 0, 0)  # or one overflow would spoil all batches to come
         return y
@@ -185,6 +194,7 @@ class FixedPointMixer(RecurrentMixer):
         iterations: int,
         report: Report,
         fused: FusedStep | None = None,
+        adjoint_items: Items = SEQUENCES,
     ) -> Tensor:
         """The states, with their gradient; `report` is told of this solve and later of that of the gradient."""
 
@@ -198,7 +208,7 @@ class FixedPointMixer(RecurrentMixer):
         if torch.is_grad_enabled():
             on_adjoint = partial(_add_to, report, "adjoint_")
             share = share_on_all_ranks if self.training else share_here
-            solution = self.gradient.differentiate(find, iterate, initial, iterations, on_adjoint, share)
+            solution = self.gradient.differentiate(find, iterate, initial, iterations, on_adjoint, share, adjoint_items)
         else:
             solution = find(iterate, initial, iterations=iterations)
         _add_to(report, "", solution)

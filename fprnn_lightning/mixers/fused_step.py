@@ -20,6 +20,7 @@ from fprnn_lightning.mixers.fused_selective_step import FusedSelectiveSSM
 from fprnn_lightning.mixers.recurrent import RecurrentMixer
 from fprnn_lightning.scan import resolve_backend
 from fprnn_lightning.scan.backends import is_traced
+from fprnn_lightning.scan.context_parallel import slices_in_use
 from fprnn_lightning.scan.rows import rows
 from fprnn_lightning.solvers import Solver
 from fprnn_lightning.solvers.items import Items
@@ -125,6 +126,7 @@ def fused_step(
         or type(solver) is not Picard  # another may keep iterates, which are written over here
         or x.shape[-1] > core.most_channels.get(backend, 0)
         or is_traced(x)
+        or slices_in_use() is not None  # whose scan has to be told where it starts
     ):
         return None
     return FusedStep(backend, mixer, x, raw, initial, items)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fprnn_lightning.mixers.base import Cost, SequenceMixer, inner_width
+from fprnn_lightning.scan.context_parallel import require_whole_sequences
 
 
 class LSTMMixer(SequenceMixer):
@@ -23,6 +24,7 @@ class LSTMMixer(SequenceMixer):
         return self.prefill(x)[0]
 
     def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        require_whole_sequences("LSTMMixer")
         with torch.autocast(x.device.type, enabled=False):  # the state is carried in full precision
             hidden, state = self.lstm(x.to(self.output_projection.weight.dtype))
         return self.output_projection(hidden), state

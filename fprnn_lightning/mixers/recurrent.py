@@ -23,6 +23,7 @@ from fprnn_lightning.cores import Core
 from fprnn_lightning.mixers.base import Iteration, Profile, SequenceMixer, inner_width
 from fprnn_lightning.mixers.contraction import contraction, contraction_bound
 from fprnn_lightning.mixers.convolution import CausalConvolution
+from fprnn_lightning.scan.context_parallel import require_whole_sequences, slices_in_use, tokens_before
 
 NORM_EPSILON = 1e-6
 TOKENS_OF_DECAYS = 64  # of each sequence whose decays a profile has, evenly spaced
@@ -215,6 +216,7 @@ class RecurrentMixer(SequenceMixer):
         return 2 * self.core.channels * self.terms.read_channels
 
     def profile(self, u: Tensor) -> Profile:
+        require_whole_sequences(f"{type(self).__name__}.profile")
         with torch.inference_mode(False), torch.no_grad():
             u = u.clone()  # one made in inference mode is of no use to the estimate, which transposes by autograd
             x, _, _ = self._project_in(u, self._initial_window(u))
@@ -253,12 +255,14 @@ class RecurrentMixer(SequenceMixer):
         return None if self.channel_mixer is None else self.channel_mixer.residual_apply(q, y - gates.value)
 
     def forward(self, u: Tensor) -> Tensor:
-        x, gate, _ = self._project_in(u, self._initial_window(u))
+        x, gate, _ = self._project_in(u, None)
         precise = _precise(x)
         s = self.seen(self.states(precise, _precise(self.terms.from_input(x))), precise)
-        return self._project_out(x, gate, s, shift(s))
+        reads = self.output_term is not None and self.output_term.reads_feedback
+        return self._project_out(x, gate, s, feedback(s) if reads else None)
 
     def prefill(self, u: Tensor) -> tuple[Tensor, State]:
+        require_whole_sequences(f"{type(self).__name__}.prefill")
         x, gate, window = self._project_in(u, self._initial_window(u))
         precise, raw = _precise(x), _precise(self.terms.from_input(x))
         y = self.states(precise, raw)
@@ -289,7 +293,7 @@ class RecurrentMixer(SequenceMixer):
             carry = self.core.next_carry(gates, state.carry, self.residual(gates, q, y))
         return State(carry, y, self.seen(y, x), state.window)
 
-    def _project_in(self, u: Tensor, window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project_in(self, u: Tensor, window: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The core's input and the output gate, both (B, T, D), and the convolution's next window."""
         x, gate = self.input_projection(u).chunk(2, -1)
         if self.convolution is not None:
@@ -300,7 +304,7 @@ class RecurrentMixer(SequenceMixer):
         before = 0 if self.convolution is None else self.convolution.before
         return like.new_zeros(len(like), before, self.core.channels)
 
-    def _project_out(self, x: Tensor, gate: Tensor, s: Tensor, feedback: Tensor) -> Tensor:
+    def _project_out(self, x: Tensor, gate: Tensor, s: Tensor, feedback: Tensor | None) -> Tensor:
         raw_output = None
         if self.output_term is not None:
             (raw_output,) = self.output_term(self.output_term.from_input(x), feedback)
@@ -310,6 +314,11 @@ class RecurrentMixer(SequenceMixer):
 def _precise(x: Tensor) -> Tensor:
     """In float32 at least, as states, decays and the recurrence are even where the matrix products are not."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def feedback(s: Tensor) -> Tensor:
+    """s_{t-1} at t as `shift` gives it, or on a slice of time s of the slice before at the first t."""
+    return shift(s) if slices_in_use() is None else torch.cat([tokens_before(s, 1), s[:, :-1]], 1)
 
 
 def shift(s: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from fprnn_lightning.scan import linear_reference
 from fprnn_lightning.scan.backends import Backend, carry_dtype, implementation, is_traced, resolve_backend
+from fprnn_lightning.scan.context_parallel import slices_in_use
+from fprnn_lightning.scan.linear_slices import LinearScanOfSlices
 
 
 def linear_scan(
@@ -13,6 +15,7 @@ def linear_scan(
     """Runs h_t = decay_t h_{t-1} + drive_t over time, elementwise in everything else, and returns every state.
 
     Half-precision inputs are scanned in float32 and the states rounded back. Differentiable any number of times.
+    Within `context_parallel`, T is this rank's slice of a longer time, and differentiable is once.
 
     Args:
         decay: (B, T, ...) factors on the previous state, T ≥ 1; any strides.
@@ -46,8 +49,13 @@ def linear_scan(
         dtype = torch.promote_types(dtype, initial.dtype)
     drive = _cast(drive, dtype)
     backend = resolve_backend(drive, backend)
-    carry = dtype if backend == "triton" else carry_dtype(dtype)  # Triton widens numbers as it reads them
+    slices = slices_in_use()
+    # Triton widens numbers as it reads them, but what is handed from slice to slice is to be wide
+    carry = dtype if backend == "triton" and slices is None else carry_dtype(dtype)
     initial = None if initial is None else _cast(initial, carry)
+    if slices is not None:
+        scanned = LinearScanOfSlices.apply(_cast(decay, carry), _cast(drive, carry), initial, reverse, backend, slices)
+        return _cast(scanned, dtype)
     # recording a graph costs as much as a short scan
     scan = _LinearScan.apply if torch.is_grad_enabled() else _forward
     return _cast(scan(_cast(decay, carry), _cast(drive, carry), initial, reverse, backend), dtype)

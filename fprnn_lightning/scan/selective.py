@@ -5,6 +5,7 @@
 Both models are H heads of P channels with one dt per head: in Mamba a head is one channel, whose N states each have a
 decay rate of their own; in Mamba-2 a head has many channels, and one decay rate. The states (B, T, D, N) are never
 written to memory: forward keeps those before every CHUNK-th step, from which backward computes the others anew.
+Within `context_parallel`, T is this rank's slice of a longer time, and the last state that after the slice.
 """
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from fprnn_lightning.scan import selective_reference
 from fprnn_lightning.scan.backends import Backend, carry_dtype, implementation, is_traced, resolve_backend
+from fprnn_lightning.scan.context_parallel import slices_in_use
+from fprnn_lightning.scan.selective_slices import SelectiveScanOfSlices
 
 CHUNK = 32  # time steps between two states that are kept for backward
 
@@ -128,6 +131,9 @@ def _check(function: str, axes: tuple[str, ...], x: Tensor, **others: Tensor | N
 def _scan(x, dt, A, B, C, D, initial, backend) -> tuple[Tensor, Tensor]:
     """x (B, T, H, P), dt (B, T, H), A (H, N) or (H, 1), B and C (B, T, N), D (H, P), initial (B, H, P, N)."""
     inputs = (None if tensor is None else tensor.resolve_neg() for tensor in (x, dt, A, B, C, D, initial))
+    slices = slices_in_use()
+    if slices is not None:
+        return SelectiveScanOfSlices.apply(*inputs, resolve_backend(x, backend), slices)
     return _SelectiveScan.apply(*inputs, resolve_backend(x, backend))
 
 

@@ -90,8 +90,9 @@ def solve(
             residual = measure(y, f_y)
             converged = residual < stopping.tolerance
             settled = converged if independent else stopping.enough(converged, share).expand_as(converged)
-        held = int(settled.sum()) if iteration % look_every == 0 else None
-        if held == settled.numel():
+        looks = iteration % look_every == 0
+        held = int(settled.sum()) if looks else None
+        if looks and items.all_settled(held == settled.numel()):
             return Solution(f_y, steps, residual, converged)
         proposed, memory = solver.propose(y, f_y, residual, memory)
         y = proposed if held == 0 else torch.where(over_items(settled, y), y, proposed)

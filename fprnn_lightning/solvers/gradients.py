@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fprnn_lightning.solvers.base import Function, Solution, solve
+from fprnn_lightning.solvers.items import SEQUENCES, Items
 from fprnn_lightning.solvers.picard import Picard
 from fprnn_lightning.solvers.stopping import Share, Stopping, share_here
 
@@ -43,11 +44,12 @@ class GradientRule(ABC):
         iterations: int,
         on_adjoint: OnAdjoint = _not_told,
         share: Share = share_here,
+        items: Items = SEQUENCES,
     ) -> Solution:
         """What `find(function, initial, iterations=...)` finds within so many steps, with this rule's gradient.
 
-        A rule that solves for its gradient tells `on_adjoint` in every backward how far that got, and stops when all
-        has converged of what `share` is the share of.
+        A rule that solves for its gradient judges items of that, stops when all has converged of what `share` is the
+        share of, and tells `on_adjoint` in every backward how far it got.
         """
 
 
@@ -63,6 +65,7 @@ class Unrolled(GradientRule):
         iterations: int,
         on_adjoint: OnAdjoint = _not_told,
         share: Share = share_here,
+        items: Items = SEQUENCES,
     ) -> Solution:
         return find(function, initial, iterations=iterations)
 
@@ -79,6 +82,7 @@ class OneStep(GradientRule):
         iterations: int,
         on_adjoint: OnAdjoint = _not_told,
         share: Share = share_here,
+        items: Items = SEQUENCES,
     ) -> Solution:
         with torch.no_grad():
             found = find(function, initial, iterations=iterations - 1)
@@ -112,6 +116,7 @@ class Implicit(GradientRule):
         iterations: int,
         on_adjoint: OnAdjoint = _not_told,
         share: Share = share_here,
+        items: Items = SEQUENCES,
     ) -> Solution:
         with torch.no_grad():
             found = find(function, initial, iterations=iterations - 1)
@@ -123,7 +128,7 @@ class Implicit(GradientRule):
             def step(g: Tensor) -> Tensor:
                 return grad + torch.autograd.grad(f_y, y, g, retain_graph=True)[0]
 
-            solution = solve(step, grad, Picard(), stopping, self.iterations, share=share)
+            solution = solve(step, grad, Picard(), stopping, self.iterations, items=items, share=share)
             on_adjoint(solution)
             return solution.value
 

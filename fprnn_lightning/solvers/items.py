@@ -24,16 +24,19 @@ class Items(NamedTuple):
         change: the largest |f(y) - y| of each item relative to its |f(y)|, from y and f(y).
         product: inner product of each item, from two tensors shaped like y.
         change_of_tokens: the change again, from the largest |f(y) - y| and |f(y)| of each token, both (B, T).
+        all_settled: whether all items have settled, from whether all of these here have; more than that where there
+            are others elsewhere.
     """
 
     axes: int
     change: Measure
     product: Measure
     change_of_tokens: Measure
+    all_settled: Callable[[bool], bool] = bool
 
 
 def _change_of_sequences(y: Tensor, f_y: Tensor) -> Tensor:
-    return _relative((f_y - y).abs_().flatten(1).amax(1), f_y.abs().flatten(1).amax(1))
+    return relative_change((f_y - y).abs_().flatten(1).amax(1), f_y.abs().flatten(1).amax(1))
 
 
 def _product_of_sequences(a: Tensor, b: Tensor) -> Tensor:
@@ -53,17 +56,17 @@ def _product_of_prefixes(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1).cumsum(1)
 
 
-def _relative(change: Tensor, size: Tensor) -> Tensor:
+def relative_change(change: Tensor, size: Tensor) -> Tensor:
     """change / size, and 0 where nothing changes."""
     return change / size.clamp_min(torch.finfo(size.dtype).tiny)
 
 
 def _tokens_of_sequences(change: Tensor, size: Tensor) -> Tensor:
-    return _relative(change.amax(1), size.amax(1))
+    return relative_change(change.amax(1), size.amax(1))
 
 
 def _tokens_of_prefixes(change: Tensor, size: Tensor) -> Tensor:
-    return _relative(change, size).cummax(1).values
+    return relative_change(change, size).cummax(1).values
 
 
 SEQUENCES = Items(1, _change_of_sequences, _product_of_sequences, _tokens_of_sequences)

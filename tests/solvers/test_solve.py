@@ -48,6 +48,23 @@ def test_the_cap_holds_and_a_failure_is_reported():
     assert (solution.steps == 7).all() and not solution.converged.any()
 
 
+@pytest.mark.parametrize("independent", [True, False])
+def test_it_goes_on_while_there_are_items_elsewhere_and_those_here_stay(independent):
+    asked = []
+
+    def all_settled(here: bool) -> bool:
+        asked.append(here)
+        return here and len(asked) >= 60
+
+    torch.manual_seed(0)
+    matrix, b = _linear_maps(0.5)
+    arguments = (lambda y: _apply(matrix, y) + b, torch.zeros_like(b), Picard(), Stopping(1e-10, 1.0), 100)
+    alone = solve(*arguments, independent=independent)
+    beside = solve(*arguments, independent=independent, items=SEQUENCES._replace(all_settled=all_settled))
+    assert len(asked) == 60 and asked.index(True) == alone.steps.max() - 1
+    assert torch.equal(beside.value, alone.value) and torch.equal(beside.steps, alone.steps)
+
+
 def test_no_iterations_return_the_initial_value():
     y = torch.randn(3, 2)
     solution = solve(lambda y: y + 1, y, Picard(), Stopping(), 0)
