@@ -49,7 +49,7 @@ def _change_of_prefixes(y: Tensor, f_y: Tensor) -> Tensor:
 
 def change_of_tokens(y: Tensor, f_y: Tensor) -> Tensor:
     """The largest |f(y) - y| of each token relative to its |f(y)|: two (B, T, D) -> (B, T)."""
-    return _relative((f_y - y).abs_().amax(-1), f_y.abs().amax(-1))
+    return relative_change((f_y - y).abs_().amax(-1), f_y.abs().amax(-1))
 
 
 def _product_of_prefixes(a: Tensor, b: Tensor) -> Tensor:

@@ -90,6 +90,8 @@ def scan_linearly(
     decay = torch.where(choice < len(special), special[choice % len(special)], decay)
     drive, grad = torch.randn(2, *shape, generator=generator)
     start = torch.randn(shape[0], *shape[2:], generator=generator) if initial else None
+    if dtype.is_complex:
+        decay, drive, grad = (x * torch.polar(torch.ones(shape), drive) for x in (decay, drive, grad))
     leaves = _leaves(here, {"decay": decay, "drive": drive, "initial": start}, ["initial"], strided, dtype)
     states = scan(**leaves, reverse=reverse, backend=backend)
     gradients = torch.autograd.grad(
@@ -227,9 +229,14 @@ def mix_nan(here: Slice, make: Callable[[int], SequenceMixer], width: int) -> di
 def refused(groups: Groups, make: Callable[[], SequenceModel]) -> list[str]:
     """What is said to what cannot be done."""
     said, model = [], make().eval()
-    tokens = torch.zeros(1, 4, dtype=torch.long)
+    tokens, mixer = torch.zeros(1, 4, dtype=torch.long), model.blocks[0].mixer
     with context_parallel() as slices:
-        for attempt in (lambda: model(tokens), lambda: model.prefill(tokens), lambda: slices.cut(tokens[:, :3])):
+        for attempt in (
+            lambda: model(tokens),
+            lambda: model.prefill(tokens),
+            lambda: mixer.profile(model.embedding(tokens)),
+            lambda: slices.cut(tokens[:, :3]),
+        ):
             try:
                 attempt()
                 said.append("")

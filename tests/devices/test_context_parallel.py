@@ -69,8 +69,9 @@ def check(ranks: Ranks, work, lengths: Sequence[int], shape, dtype, seed, **opti
     """Compares what slices give with the float64 reference on the whole."""
     actual = joined(ranks.run(on_slices_with, work, lengths, shape, dtype, seed, options))
     one, reference = Slice([shape[1]], 0), options | {"backend": "reference"}
+    double = torch.complex128 if dtype.is_complex else torch.double
     alone = scan_selectively if work is scan_selectively else scan_linearly
-    own, exact = (joined([alone(one, shape, kind, seed, **reference)]) for kind in (dtype, torch.double))
+    own, exact = (joined([alone(one, shape, kind, seed, **reference)]) for kind in (dtype, double))
     for name in exact:
         about = f"{name} of slices {lengths}"
         if dtype == torch.double:  # in which the reference is no more exact than what is tested
@@ -114,6 +115,11 @@ def test_the_selective_scan_of_slices_is_that_of_the_whole(ranks, seed, dtype, d
 def test_slices_of_one_token(ranks, reverse):
     check(ranks, scan_linearly, [1, 1, 1, 1], (2, 4, 3), torch.float32, 0, reverse=reverse)
     check(ranks, scan_selectively, [1, 1, 1, 1], (2, 4, 3, 2, 5), torch.float32, 0, dual=reverse)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_complex_numbers(ranks, reverse):
+    check(ranks, scan_linearly, [3, 2, 1, 5], (2, 11, 3), torch.complex64, 0, reverse=reverse)
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
@@ -279,10 +285,11 @@ def test_a_nan_stops_no_rank_alone(ranks):
 
 @pytest.mark.parametrize("mixer", [DenseMixer, LSTMMixer, DiagonalMixer])
 def test_what_cannot_be_cut_is_refused(ranks, mixer):
-    whole, prefill, few, *other = ranks.run(refused, partial(SequenceModel, 3, mixer, 4))[3]
+    whole, prefill, profile, few, *other = ranks.run(refused, partial(SequenceModel, 3, mixer, 4))[3]
     sentence = f"{mixer.__name__} needs whole sequences: it cannot run within context_parallel"
     assert whole == ("" if mixer is DiagonalMixer else sentence)
     assert prefill.endswith("needs whole sequences: it cannot run within context_parallel")
+    assert profile == ("" if mixer is LSTMMixer else sentence.replace(" needs", ".profile needs"))
     assert few == "a sequence of 3 tokens cannot be cut into 4 slices of at least one"
     assert other == ["context_parallel: rank 3 is not in the group that it was given"]
 
