@@ -5,6 +5,7 @@ from fprnn_lightning.training.curriculum import Curriculum, FixedLength, Progres
 from fprnn_lightning.training.metrics import AnswerAccuracy, LengthAccuracy
 from fprnn_lightning.training.schedules import Schedule, WarmupConstant, WarmupCosine, WarmupHoldCosine
 from fprnn_lightning.training.sequence_learner import SequenceLearner
+from fprnn_lightning.training.sharding import Sharded
 
 __all__ = [
     "AnswerAccuracy",
@@ -14,6 +15,7 @@ __all__ = [
     "ProgressiveLengths",
     "Schedule",
     "SequenceLearner",
+    "Sharded",
     "UniformLengths",
     "WarmupConstant",
     "WarmupCosine",

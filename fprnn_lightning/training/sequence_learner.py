@@ -30,6 +30,7 @@ from fprnn_lightning.training.metrics import (
     last_token_accuracy,
 )
 from fprnn_lightning.training.schedules import Schedule, WarmupHoldCosine
+from fprnn_lightning.training.sharding import shard
 
 Batch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T), -100 = not scored
 # the same and (2, T), of all batches of the step: scored positions among the first t tokens, sequences with one
@@ -109,6 +110,11 @@ class SequenceLearner(LightningModule):
         self.mean_loss = MeanOverPositions()
         self.bits = MeanOverPositions()
         self._counts: Tensor | None = None  # of the batches of the optimiser step so far
+
+    def configure_model(self) -> None:
+        """Cuts the weights for a strategy that shards them."""
+        if self.device_mesh is not None:
+            shard(self.model, self.device_mesh["data_parallel"])
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the label at every position: tokens (B, T) -> (B, T, V)."""
