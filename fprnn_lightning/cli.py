@@ -511,8 +511,9 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], Any], str]] = {
         "continue prompts with an exported model",
     ),
     "bench": (
-        partial(run_function, bench, ("scan", "solver", "mixers", "data")),
-        "time the scans (bench scan), an iteration (solver), training steps (mixers) or the making of data (data)",
+        partial(run_function, bench, ("scan", "solver", "mixers", "devices", "data")),
+        "time the scans (bench scan), an iteration (solver), training steps (mixers), several processes (devices) or "
+        "the making of data (data)",
     ),
 }
 HELP = "\n".join(

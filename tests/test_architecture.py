@@ -28,7 +28,7 @@ ARROWS = {  # room: what of the package it may import besides itself
     "callbacks": ["mixers.base", "training.metrics", "scan", "whole_files", "figures"],
     "launchers": ["sentences"],
     "commands": [
-        *("sentences", "whole_files", "figures", "launchers", "pretrained", "training.checkpoint_file"),
+        *("sentences", "whole_files", "figures", "launchers", "pretrained", "training", "callbacks"),
         *("scan", "mixers", "cores", "channel_mixers", "solvers", "model", "tasks"),
     ],
     "cli": [

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fprnn_lightning.commands.bench_devices import devices as devices
 from fprnn_lightning.commands.bench_mixers import mixers as mixers
 from fprnn_lightning.commands.bench_solver import solver as solver
 from fprnn_lightning.commands.timing import (

@@ -6,7 +6,8 @@ The two forms are the same function: feeding tokens one at a time through `step`
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -117,6 +118,13 @@ class SequenceMixer(nn.Module, ABC):
     def diagnostics(self) -> dict[str, Tensor]:
         """What the last `forward` tells about itself, per sequence (B,); empty for mixers that do not iterate."""
         return {}
+
+    def repeatable(self) -> Callable[[], AbstractContextManager[None]]:
+        """Called before a `forward`: makes a context in which that can be done again, equal and unnoticed.
+
+        Only mixers that remember anything from one forward to the next have to do anything for it.
+        """
+        return nullcontext
 
 
 def snake_case(name: str) -> str:

@@ -11,7 +11,8 @@ diagnostics tell of an evaluation is of the prefixes that end with the slice.
 Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -170,6 +171,29 @@ class FixedPointMixer(RecurrentMixer):
 
     def diagnostics(self) -> dict[str, Tensor]:
         return self._report
+
+    def repeatable(self) -> Callable[[], AbstractContextManager[None]]:
+        """With the same draw, from the same start."""
+        before = self._memory()
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            after = self._memory()
+            self._remember(*before)
+            try:
+                yield
+            finally:
+                self._remember(*after)
+
+        return again
+
+    def _memory(self) -> tuple[int, Tensor]:
+        return self.draws.count if self.draws else 0, self._previous
+
+    def _remember(self, count: int, previous: Tensor) -> None:
+        self._previous = previous
+        if self.draws:
+            self.draws.count = count
 
     def _solve_sequences(
         self, iterate: Function, fused: FusedStep | None, zeros: Tensor, items: Items, adjoint_items: Items, time: int

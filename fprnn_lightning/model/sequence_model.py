@@ -35,6 +35,7 @@ class SequenceModel(nn.Module):
         width: channels of the residual stream.
         layers: number of blocks.
         mlp_ratio: hidden channels of each block's MLP per channel of `width`; 0 leaves the MLPs out.
+        recompute: whether backward computes the inside of each block again rather than that forward keeps it.
     """
 
     def __init__(
@@ -44,12 +45,13 @@ class SequenceModel(nn.Module):
         width: int = 128,
         layers: int = 1,
         mlp_ratio: float = 0.0,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         if width < 1 or layers < 1:
             raise ValueError(f"model has width {width} and {layers} layers, both must be at least 1")
         self.embedding = nn.Embedding(vocab_size, width)
-        self.blocks = nn.ModuleList(Block(mixer, width, mlp_ratio) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(mixer, width, mlp_ratio, recompute) for _ in range(layers))
         self.norm = nn.RMSNorm(width)
         self.head = nn.Linear(width, vocab_size)
 

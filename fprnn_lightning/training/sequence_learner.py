@@ -46,6 +46,8 @@ class SequenceLearner(LightningModule):
         width: channels of the residual stream.
         layers: number of blocks.
         mlp_ratio: hidden channels of each block's MLP per channel of `width`; 0 leaves the MLPs out.
+        recompute: whether backward computes the inside of each block again rather than that forward keeps it, which
+            takes the memory of one block instead of all, and the time of another forward, iteration included.
         learning_rate: of AdamW, before the schedule's factor.
         weight_decay: of AdamW; not on norms, biases, embeddings and what a mixer exempts.
         betas: of AdamW.
@@ -72,6 +74,7 @@ class SequenceLearner(LightningModule):
         width: int = 128,
         layers: int = 1,
         mlp_ratio: float = 0.0,
+        recompute: bool = False,
         learning_rate: float = 2e-3,
         weight_decay: float = 0.01,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -92,7 +95,7 @@ class SequenceLearner(LightningModule):
         for name in ("mixer", "schedule", "curriculum"):  # the command line gives plain types; objects stay out of
             if not isinstance(self.hparams[name], dict):  # checkpoints, which load with weights_only=True
                 del self.hparams[name]
-        self.model = SequenceModel(vocab_size, mixer, width, layers, mlp_ratio)
+        self.model = SequenceModel(vocab_size, mixer, width, layers, mlp_ratio, recompute)
         if compile:
             self.model.compile(dynamic=True)  # in place: a wrapper would change the names of the weights
         self.learning_rate = learning_rate

@@ -1,5 +1,5 @@
-"""Weights, gradients and moments cut into as many shards as there are processes (FSDP2): each block's weights are gathered
-whole where it is computed, forward and backward, and dropped again; its gradients go as sums to the owners of the shards.
+"""Weights, gradients and moments cut into as many shards as there are processes (FSDP2): each block's weights are made
+whole where it is computed, forward and backward, and dropped again; its gradients go as means to who has the shards.
 
 Checkpoints are those of an unsharded run, one file with the same names: written by the first process, read by all, each
 of which keeps its shards. So a run goes on with any number of processes and any strategy.

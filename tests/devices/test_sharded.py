@@ -1,5 +1,5 @@
-"""Sharded weights: what 2 and 4 processes train is what one trains on the whole batch, clipping by the global norm; their
-checkpoints are those of one process, and go on with any number of them.
+"""Sharded weights: what 2 and 4 processes train is what one trains on the whole batch, clipping by the global norm;
+their checkpoints are those of one process, and go on with any number of them.
 """
 
 import math
@@ -44,6 +44,23 @@ def selective(width: int) -> torch.nn.Module:
     return DiagonalMixer(width, core=SelectiveSSM)
 
 
+SHARDED = Path(__file__).parents[2] / "configs" / "hardware" / "sharded.yaml"
+RUN = {
+    "data": {
+        "class_path": "Copying",
+        "init_args": {
+            **{"batch_size": 8, "train_length": 6, "validation_lengths": [4, 6], "test_lengths": [4, 6]},
+            **{"validation_sequences": 8, "test_sequences": 8},
+        },
+    },
+    "model": {
+        "mixer": "FixedPointMixer",
+        "width": 8,
+        "curriculum": {"class_path": "FixedLength", "init_args": {"length": 6}},
+        "recompute": True,
+    },
+    "trainer": {"max_steps": 6, "val_check_interval": 3, "log_every_n_steps": 1, "enable_progress_bar": False},
+}
 TOGETHER = {"TORCHELASTIC_RUN_ID": "test"}  # as torchrun sets it, so that one fit can follow another
 
 MIXERS = {"fixed_point": random_iterations, "dense": DenseMixer, "diagonal": selective}
@@ -93,12 +110,11 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [tuple(torch.randint(VOCABULARY, (2, 8, 6), generator=generator).unbind()) for _ in range(STEPS)]
 
 
-def learner(mixer: str) -> SequenceLearner:
+def learner(mixer: str, **options: Any) -> SequenceLearner:
     seed_everything(0, verbose=False)
-    course = {"curriculum": FixedLength(6), "schedule": WarmupConstant(1)}
-    return SequenceLearner(
-        MIXERS[mixer], VOCABULARY, width=12, layers=2, mlp_ratio=2, weight_decay=0.3, validation_lengths=[6], **course
-    )
+    course = {"curriculum": FixedLength(6), "schedule": WarmupConstant(1), "validation_lengths": [6]}
+    sizes = {"width": 12, "layers": 2, "mlp_ratio": 2, "weight_decay": 0.3}
+    return SequenceLearner(MIXERS[mixer], VOCABULARY, **sizes | course | options)
 
 
 def trainer(strategy: Any, folder: Path, **options: Any) -> Trainer:
@@ -112,11 +128,17 @@ def trainer(strategy: Any, folder: Path, **options: Any) -> Trainer:
 
 
 def train(
-    mixer: str, strategy: Any, folder: Path, save: Path | None = None, resume: Path | None = None, **options: Any
+    mixer: str,
+    strategy: Any,
+    folder: Path,
+    save: Path | None = None,
+    resume: Path | None = None,
+    recompute: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains on this rank's part of the batches, from a checkpoint if there is one; and the state at the end."""
     rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    trace, model = Trace(save), learner(mixer)
+    trace, model = Trace(save), learner(mixer, recompute=recompute)
     own = [tuple(part.chunk(ranks)[rank] for part in batch) for batch in batches()]
     fit = trainer(strategy, folder, callbacks=[trace], **options)
     training = Batches(own[SAVED_AFTER:] if resume else own)
@@ -143,13 +165,34 @@ def train_all(folder: Path) -> dict[str, Any]:
         found[mixer, "ddp"] = train(mixer, "ddp", folder)
         found[mixer, "sharded"] = train(mixer, Sharded(), folder, save=folder / f"{mixer}_sharded.ckpt")
         found[mixer, "resumed"] = train(mixer, Sharded(), folder, resume=folder / f"{mixer}_whole.ckpt")
-    for strategy in ("ddp", Sharded()):
-        name = strategy if isinstance(strategy, str) else "sharded"
-        found["bf16", name] = train("fixed_point", strategy, folder, precision="bf16-mixed")
-        found["accumulated", name] = train(
-            "dense", "ddp" if name == "ddp" else Sharded(), folder, accumulate_grad_batches=2, max_steps=3
-        )
+    for name, make in (("ddp", lambda: "ddp"), ("sharded", Sharded)):
+        found["recomputed", name] = train("fixed_point", make(), folder, recompute=True)
+        found["bf16", name] = train("fixed_point", make(), folder, precision="bf16-mixed")
+        found["accumulated", name] = train("dense", make(), folder, accumulate_grad_batches=2, max_steps=3)
     return found
+
+
+class Spoil(Callback):
+    """Makes one weight of the first process infinite before the third step."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: SequenceLearner, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2 and trainer.is_global_zero:
+            pl_module.model.head.weight.to_local().data[0, 0] = torch.inf
+
+
+def spoilt(folder: Path) -> str:
+    """What is said of a loss that is not finite."""
+    fit = trainer(Sharded(), folder, callbacks=[Spoil(), NonFiniteGuard()])
+    with pytest.raises(NonFiniteError) as raised:
+        fit.fit(learner("dense"), DataLoader(Batches(batches()), batch_size=None))
+    return str(raised.value)
+
+
+def by_the_command_line(folder: Path) -> dict[str, Any]:
+    """A fit with the configuration as it is shipped, whose test generates; then what is said of a spoilt weight."""
+    options = ["--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={folder}"]
+    found = {"code": main(["fit", "--config", str(folder / "run.yaml"), "--config", str(SHARDED), *options])}
+    return found | {"spoilt": spoilt(folder)}
 
 
 def go_on(folder: Path) -> dict[str, Any]:
@@ -237,3 +280,34 @@ def test_four_processes_train_as_one_does(alone: dict[str, Any], four: dict[str,
 def test_mixed_precision_and_accumulation_are_those_of_ddp(what: str, two: dict[Any, Any]) -> None:
     assert_same(two[what, "sharded"]["losses"], two[what, "ddp"]["losses"], 1e-5)
     assert_same(two[what, "sharded"]["norms"], two[what, "ddp"]["norms"], 1e-3)
+
+
+def test_blocks_computed_again_change_nothing(two: dict[Any, Any]) -> None:
+    for strategy in ("ddp", "sharded"):
+        assert_same(two["recomputed", strategy]["losses"], two["fixed_point", strategy]["losses"])
+        assert_same(two["recomputed", strategy]["norms"], two["fixed_point", strategy]["norms"])
+        assert_same(two["recomputed", strategy]["state"], two["fixed_point", strategy]["state"], 1e-4)
+
+
+@pytest.fixture(scope="module")
+def commanded(folder: Path) -> list[dict[str, Any]]:
+    (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
+    return Ranks(by_the_command_line, 2, folder, folder, environment=TOGETHER).results()
+
+
+@pytest.mark.filterwarnings("ignore:layer 0. .* have not converged")
+def test_one_process_tests_what_two_have_trained(commanded: list[dict[str, Any]], folder: Path) -> None:
+    assert [found["code"] for found in commanded] == [0, 0]
+    (run,) = (folder / "copying" / "fixed_point").iterdir()
+    options = ["--trainer.accelerator=cpu", f"--ckpt_path={run / 'last.ckpt'}"]
+    assert (
+        main(["test", "--config", str(run / "config.yaml"), *options, "--trainer.strategy=auto", "--trainer.devices=1"])
+        == 0
+    )
+    assert (run / "test_0" / "length_curve.csv").read_text() == (run / "length_curve.csv").read_text()
+
+
+def test_all_processes_name_the_weight_that_is_not_finite(commanded: list[dict[str, Any]]) -> None:
+    first, second = (found["spoilt"] for found in commanded)
+    assert first == second
+    assert "at step 2; first not finite: parameter model.head.weight" in first

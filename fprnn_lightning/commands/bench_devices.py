@@ -1,0 +1,315 @@
+"""What training on several processes exchanges and gains, and what that lets one expect of many GPUs.
+
+Bytes are those that one process sends where the exchange goes round a ring of N processes, S being those of the tensor:
+
+    all-reduce 2 S (N-1)/N,   all-gather and reduce-scatter S (N-1)/N, S the whole tensor,   broadcast S
+
+An optimiser step of P weights in float32 so sends 8P (N-1)/N bytes under DDP (one all-reduce of the gradients) and
+12P (N-1)/N sharded (weights gathered forward and backward, gradients scattered), and some small reductions.
+"""
+
+import logging
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, IterableDataset
+
+from fprnn_lightning.callbacks import GradientNorm, NonFiniteGuard, SolverReport, StopOnSignal
+from fprnn_lightning.commands.bench_mixers import fixed_point
+from fprnn_lightning.commands.timing import report
+from fprnn_lightning.mixers.dense import DenseMixer
+from fprnn_lightning.training import FixedLength, SequenceLearner, Sharded, WarmupConstant
+
+VOCABULARY = 60  # of A5
+MIXERS = {"fp_rnn": fixed_point, "dense": DenseMixer}
+WARMUP, COUNTED, TIMED = 3, 10, 15  # steps; values are logged every tenth
+STRATEGIES: dict[str, Callable[[], Any]] = {"DDP": lambda: "ddp", "sharded": Sharded}
+PATIENCE = 600.0  # seconds in which a process must have an answer
+NAMES = {
+    "c10d::allreduce_": "all_reduce",
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::allgather_": "all_gather",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+    "c10d::broadcast_": "broadcast",
+    "c10d::barrier": "barrier",
+    "_c10d_functional::all_reduce": "all_reduce",
+    "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+}
+COLLECTIVES = tuple(dict.fromkeys(NAMES.values()))
+
+FLOAT32 = 4  # bytes
+LINKS = {"NVLink": 450e9, "InfiniBand": 50e9, "10 GbE": 1.25e9}  # bytes per second of one process, each way
+PROCESSES = (8, 64, 1024)
+BACKWARD_SHARE = 2 / 3  # of a step's computation
+
+
+class Workload(NamedTuple):
+    """A model and the computation of one optimiser step of it on one GPU.
+
+    Args:
+        parameters: numbers that are learnt.
+        compute_seconds: forward, backward and optimiser; an input of the cost model, not measured.
+    """
+
+    parameters: float
+    compute_seconds: float
+
+
+WORKLOADS = (Workload(125e6, 0.1), Workload(0.4e6, 0.01))
+
+
+def devices(
+    width: int = 128,
+    layers: int = 1,
+    batch: int = 128,
+    time: int = 16,
+    processes: int = 2,
+    output: Path | None = None,
+) -> None:
+    """Counts what an optimiser step exchanges under each strategy, and times it on CPU processes of one thread each.
+
+    The steps are those of `fit`, with the callbacks that every run has, in float32; fp_rnn does 16 iterations. Counts
+    are means over ten steps, of which one is logged. The batch is the same for all numbers of processes, each of
+    which gets its share. A second table says what the bytes let one expect of many GPUs.
+
+    Args:
+        width: Channels of the model.
+        layers: Number of blocks.
+        batch: Sequences of all processes together.
+        time: Tokens of a sequence.
+        processes: How many train together.
+        output: CSV file to write: mixer, strategy, processes, parameters, all_reduce, all_gather, reduce_scatter,
+            broadcast and barrier (collectives per step), kilobytes (sent by one process per step), milliseconds (per
+            step), speedup (over one process).
+
+    Raises:
+        ValueError: If the processes cannot share the batch, or fail.
+    """
+    if processes < 2 or batch % processes:
+        raise ValueError(f"processes is {processes}, must be at least 2 and divide the batch, which is {batch}")
+    job = partial(train_all, width=width, layers=layers, batch=batch, time=time)
+    alone, together = (run_together(job, ranks) for ranks in (1, processes))
+    rows = []
+    for mixer in MIXERS:
+        (one,) = alone[mixer]
+        rows += [_row(mixer, found, one.seconds) for found in (one, *together[mixer])]
+    report(f"an optimiser step of width {width} on processes of one CPU thread", rows, output)
+    report("share of the time in which GPUs would compute", cost_table(), None)
+
+
+class Exchange(NamedTuple):
+    """One collective: its name and the bytes of the whole tensor."""
+
+    name: str
+    size: int
+
+    def sent(self, processes: int) -> float:
+        """Bytes that one of so many processes sends, round a ring."""
+        share = (processes - 1) / processes
+        return self.size * {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share}.get(self.name, 1.0)
+
+
+class Found(NamedTuple):
+    """What one training of one mixer has shown.
+
+    Args:
+        strategy: how processes shared it.
+        processes: how many.
+        parameters: of the model.
+        exchanges: in all counted steps.
+        seconds: the median over the timed steps.
+    """
+
+    strategy: str
+    processes: int
+    parameters: int
+    exchanges: list[Exchange]
+    seconds: float
+
+
+class Exchanges(TorchDispatchMode):
+    """Notes the collectives that this process takes part in, those of DDP's and FSDP's own among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Exchange] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if any(issubclass(cls, DTensor) for cls in types):
+            return NotImplemented  # what it does on plain tensors comes here next
+        name = NAMES.get(function.name().partition(".")[0])
+        result = function(*args, **(kwargs or {}))
+        if name:
+            tensors = [part for part in tree_leaves((args, result)) if isinstance(part, Tensor)]
+            self.seen.append(Exchange(name, max((tensor.nbytes for tensor in tensors), default=0)))
+        return result
+
+
+class Meter(Callback):
+    """Counts the collectives of some steps, and times others."""
+
+    def __init__(self) -> None:
+        self.exchanges = Exchanges()
+        self.ends: list[float] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.global_step == WARMUP:
+            self.exchanges.__enter__()
+        elif trainer.global_step == WARMUP + COUNTED:
+            self.exchanges.__exit__(None, None, None)
+        if trainer.global_step >= WARMUP + COUNTED:
+            self.ends.append(time.perf_counter())
+
+
+class Tokens(IterableDataset):
+    """Random batches without end: tokens and labels (sequences, length)."""
+
+    def __init__(self, sequences: int, length: int) -> None:
+        self.shape = 2, sequences, length
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield tuple(torch.randint(VOCABULARY, self.shape).unbind())
+
+
+def train_all(ranks: int, width: int, layers: int, batch: int, time: int) -> dict[str, list[Found]]:
+    """Trains every mixer under every strategy, as one of so many processes."""
+    strategies = STRATEGIES if ranks > 1 else {"one process": lambda: "auto"}
+    tokens = Tokens(batch // ranks, time)
+    found: dict[str, list[Found]] = {mixer: [] for mixer in MIXERS}
+    for mixer, factory in MIXERS.items():
+        for strategy, make in strategies.items():
+            if os.environ["RANK"] == "0":
+                print(f"training {mixer}, {strategy}, processes: {ranks}", file=sys.stderr)
+            course = {"curriculum": FixedLength(time), "schedule": WarmupConstant(1)}
+            learner = SequenceLearner(factory, VOCABULARY, width, layers, learning_rate=1e-4, **course)
+            parameters = sum(parameter.numel() for parameter in learner.parameters())
+            meter = Meter()
+            trainer = Trainer(
+                accelerator="cpu",
+                devices=ranks,
+                strategy=make(),
+                max_steps=WARMUP + COUNTED + TIMED,
+                gradient_clip_val=1.0,
+                limit_val_batches=0,
+                callbacks=[GradientNorm(), SolverReport(), NonFiniteGuard(), StopOnSignal(None), meter],
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                log_every_n_steps=10,
+            )
+            trainer.fit(learner, DataLoader(tokens, batch_size=None))
+            steps = [end - start for start, end in zip(meter.ends, meter.ends[1:], strict=False)]
+            found[mixer].append(Found(strategy, ranks, parameters, meter.exchanges.seen, statistics.median(steps)))
+    return found
+
+
+def run_together(job: Callable[[int], Any], ranks: int) -> Any:
+    """Calls job(ranks) in so many processes of one thread each, as torchrun would, and returns what the first returns.
+
+    Raises:
+        ValueError: if one fails, or takes too long.
+    """
+    context = multiprocessing.get_context("spawn")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    environment |= {"TORCHELASTIC_RUN_ID": "bench", "OMP_NUM_THREADS": "1"}  # as torchrun would set them
+    receiver, sender = context.Pipe(duplex=False)
+    processes = []
+    for rank in range(ranks):
+        variables = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        processes.append(context.Process(target=_work, args=(job, ranks, variables, sender if rank == 0 else None)))
+        processes[-1].start()
+    sender.close()
+    try:
+        if not receiver.poll(PATIENCE):
+            raise ValueError(f"{ranks} processes have not trained within {PATIENCE:g} seconds")
+        return receiver.recv()
+    except EOFError:
+        raise ValueError(f"one of {ranks} processes has failed, its message is above") from None
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+
+
+def exchanged_bytes(strategy: str, parameters: float, processes: int) -> float:
+    """Bytes that one process sends per optimiser step for weights and gradients in float32."""
+    passes = {"DDP": ("all_reduce",), "sharded": ("all_gather", "all_gather", "reduce_scatter")}[strategy]
+    return sum(Exchange(name, FLOAT32 * parameters).sent(processes) for name in passes)
+
+
+def efficiency(compute_seconds: float, exchange_seconds: float, hidden_seconds: float = 0.0) -> float:
+    """compute / (compute + exchange beyond what is hidden): 1 if processes never wait for each other."""
+    return compute_seconds / (compute_seconds + max(0.0, exchange_seconds - hidden_seconds))
+
+
+def cost_table() -> list[dict[str, object]]:
+    """Expected efficiency by model, strategy, processes and link: with no exchange hidden, and with all that fits.
+
+    What fits behind the computation is as long as the backward pass under DDP, as long as the step if sharded.
+    """
+    rows = []
+    for workload in WORKLOADS:
+        for strategy in STRATEGIES:
+            for processes in PROCESSES:
+                sent = exchanged_bytes(strategy, workload.parameters, processes)
+                row: dict[str, object] = {
+                    "parameters": f"{workload.parameters / 1e6:g} M",
+                    "compute": f"{1e3 * workload.compute_seconds:g} ms",
+                    "strategy": strategy,
+                    "GPUs": processes,
+                    "sent": f"{sent / 1e6:.1f} MB",
+                }
+                hidden = workload.compute_seconds * (BACKWARD_SHARE if strategy == "DDP" else 1.0)
+                for link, bandwidth in LINKS.items():
+                    seconds = workload.compute_seconds, sent / bandwidth
+                    row[link] = f"{100 * efficiency(*seconds):.0f}–{100 * efficiency(*seconds, hidden):.0f} %"
+                rows.append(row)
+    return rows
+
+
+def _work(job: Callable[[int], Any], ranks: int, environment: dict[str, str], sender: Connection | None) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    result = job(ranks)
+    if sender is not None:
+        sender.send(result)
+
+
+def _row(mixer: str, found: Found, alone: float) -> dict[str, object]:
+    calls = Counter(exchange.name for exchange in found.exchanges)
+    sent = sum(exchange.sent(found.processes) for exchange in found.exchanges) / COUNTED
+    return {
+        "mixer": mixer,
+        "strategy": found.strategy,
+        "processes": found.processes,
+        "parameters": found.parameters,
+        **{name: f"{calls[name] / COUNTED:.1f}" for name in COLLECTIVES},
+        "kilobytes": f"{sent / 1e3:.1f}",
+        "milliseconds": f"{1e3 * found.seconds:.2f}",
+        "speedup": f"{alone / found.seconds:.2f}",
+    }

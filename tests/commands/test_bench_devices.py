@@ -1,0 +1,85 @@
+"""bench devices: what an optimiser step exchanges is counted and is what the cost model says; its page shows that."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from fprnn_lightning.cli import main
+from fprnn_lightning.commands import bench_devices
+from fprnn_lightning.commands.bench_devices import Exchange, cost_table, efficiency, exchanged_bytes
+
+PAGE = Path(__file__).parents[2] / "configs" / "hardware" / "README.md"
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    output = tmp_path_factory.mktemp("bench") / "devices.csv"
+    sizes = ["--width=32", "--layers=2", "--batch=4", "--time=4"]
+    assert main(["bench", "devices", *sizes, "--output", str(output)]) == 0
+    with output.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_strategy_is_measured(rows: list[dict[str, str]]) -> None:
+    assert list(rows[0]) == [
+        *("mixer", "strategy", "processes", "parameters", "all_reduce", "all_gather", "reduce_scatter", "broadcast"),
+        *("barrier", "kilobytes", "milliseconds", "speedup"),
+    ]
+    strategies = [("one process", "1"), ("DDP", "2"), ("sharded", "2")]
+    for mixer in ("fp_rnn", "dense"):
+        assert [(row["strategy"], row["processes"]) for row in rows if row["mixer"] == mixer] == strategies
+    for row in rows:
+        assert float(row["milliseconds"]) > 0 and float(row["speedup"]) > 0
+        assert float(row["speedup"]) == 1 or row["strategy"] != "one process"
+
+
+def test_the_counts_are_those_of_the_strategy(rows: list[dict[str, str]]) -> None:
+    blocks = 2
+    for row in rows:
+        gathers = {"one process": 0, "DDP": 0, "sharded": 2 * blocks + 1}[row["strategy"]]  # the rest of the model once
+        assert float(row["all_gather"]) == gathers
+        assert float(row["reduce_scatter"]) == (blocks + 1 if gathers else 0)
+        assert (float(row["all_reduce"]) > 0) == (row["strategy"] != "one process")
+
+
+def test_the_bytes_are_those_of_the_cost_model(rows: list[dict[str, str]]) -> None:
+    for row in rows:
+        sent, parameters, processes = float(row["kilobytes"]), int(row["parameters"]), int(row["processes"])
+        if row["strategy"] == "one process":
+            assert sent == 0
+        else:
+            expected = exchanged_bytes(row["strategy"], parameters, processes) / 1e3
+            assert 0.9 * expected < sent < 1.02 * expected  # less if sharded: the embedding and the head, once
+
+
+def test_the_bytes_of_a_ring() -> None:
+    assert Exchange("all_reduce", 100).sent(2) == 100
+    assert Exchange("all_gather", 100).sent(4) == Exchange("reduce_scatter", 100).sent(4) == 75
+    assert Exchange("broadcast", 100).sent(4) == 100
+    assert exchanged_bytes("DDP", 1e6, 8) == pytest.approx(7e6)
+    assert exchanged_bytes("sharded", 1e6, 8) == pytest.approx(10.5e6)
+
+
+def test_efficiency() -> None:
+    assert efficiency(1.0, 0.0) == efficiency(1.0, 0.5, hidden_seconds=0.6) == 1
+    assert efficiency(1.0, 1.0) == efficiency(1.0, 1.5, hidden_seconds=0.5) == 0.5
+
+
+def test_the_page_shows_the_cost_table() -> None:
+    lines = ["| " + " | ".join(map(str, row.values())) + " |" for row in cost_table()]
+    assert "\n".join(lines) in PAGE.read_text()
+
+
+def test_a_batch_that_cannot_be_shared_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "devices", "--processes=3", "--batch=4"]) == 2
+    assert "processes is 3, must be at least 2 and divide the batch, which is 4" in capsys.readouterr().err
+
+
+def _fail(ranks: int) -> None:
+    raise RuntimeError("cannot")
+
+
+def test_a_process_that_fails_is_told() -> None:
+    with pytest.raises(ValueError, match="one of 2 processes has failed"):
+        bench_devices.run_together(_fail, 2)
