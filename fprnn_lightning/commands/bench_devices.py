@@ -9,6 +9,7 @@ An optimiser step of P weights in float32 so sends 8P (N-1)/N bytes under DDP (o
 """
 
 import logging
+import math
 import multiprocessing
 import os
 import socket
@@ -56,9 +57,24 @@ NAMES = {
 COLLECTIVES = tuple(dict.fromkeys(NAMES.values()))
 
 FLOAT32 = 4  # bytes
-LINKS = {"NVLink": 450e9, "InfiniBand": 50e9, "10 GbE": 1.25e9}  # bytes per second of one process, each way
+SMALL = 7  # exchanges of a step that carry a few bytes: three reductions, a barrier before each, and a broadcast
 PROCESSES = (8, 64, 1024)
 BACKWARD_SHARE = 2 / 3  # of a step's computation
+
+
+class Link(NamedTuple):
+    """What GPUs exchange over; an input of the cost model.
+
+    Args:
+        bandwidth: bytes per second of one process, each way.
+        latency: seconds of a message.
+    """
+
+    bandwidth: float
+    latency: float
+
+
+LINKS = {"NVLink": Link(450e9, 3e-6), "InfiniBand": Link(50e9, 5e-6), "10 GbE": Link(1.25e9, 30e-6)}
 
 
 class Workload(NamedTuple):
@@ -260,9 +276,14 @@ def exchanged_bytes(strategy: str, parameters: float, processes: int) -> float:
     return sum(Exchange(name, FLOAT32 * parameters).sent(processes) for name in passes)
 
 
-def efficiency(compute_seconds: float, exchange_seconds: float, hidden_seconds: float = 0.0) -> float:
-    """compute / (compute + exchange beyond what is hidden): 1 if processes never wait for each other."""
-    return compute_seconds / (compute_seconds + max(0.0, exchange_seconds - hidden_seconds))
+def small_seconds(processes: int, latency: float) -> float:
+    """Time per step of the small exchanges, each up a tree of processes and down again; all wait for them."""
+    return SMALL * 2 * math.log2(processes) * latency
+
+
+def efficiency(compute: float, exchange: float, small: float = 0.0, hidden: float = 0.0) -> float:
+    """compute / (compute + exchange beyond what is hidden + small exchanges), times of a step: 1 if none ever waits."""
+    return compute / (compute + max(0.0, exchange - hidden) + small)
 
 
 def cost_table() -> list[dict[str, object]]:
@@ -283,9 +304,10 @@ def cost_table() -> list[dict[str, object]]:
                     "sent": f"{sent / 1e6:.1f} MB",
                 }
                 hidden = workload.compute_seconds * (BACKWARD_SHARE if strategy == "DDP" else 1.0)
-                for link, bandwidth in LINKS.items():
-                    seconds = workload.compute_seconds, sent / bandwidth
-                    row[link] = f"{100 * efficiency(*seconds):.0f}–{100 * efficiency(*seconds, hidden):.0f} %"
+                for name, link in LINKS.items():
+                    small = small_seconds(processes, link.latency)
+                    seconds = workload.compute_seconds, sent / link.bandwidth, small
+                    row[name] = f"{100 * efficiency(*seconds):.0f}–{100 * efficiency(*seconds, hidden):.0f} %"
                 rows.append(row)
     return rows
 
@@ -293,7 +315,8 @@ def cost_table() -> list[dict[str, object]]:
 def _work(job: Callable[[int], Any], ranks: int, environment: dict[str, str], sender: Connection | None) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
-    logging.getLogger("lightning").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     result = job(ranks)
     if sender is not None:

@@ -7,7 +7,7 @@ import pytest
 
 from fprnn_lightning.cli import main
 from fprnn_lightning.commands import bench_devices
-from fprnn_lightning.commands.bench_devices import Exchange, cost_table, efficiency, exchanged_bytes
+from fprnn_lightning.commands.bench_devices import Exchange, cost_table, efficiency, exchanged_bytes, small_seconds
 
 PAGE = Path(__file__).parents[2] / "configs" / "hardware" / "README.md"
 
@@ -32,6 +32,13 @@ def test_every_strategy_is_measured(rows: list[dict[str, str]]) -> None:
     for row in rows:
         assert float(row["milliseconds"]) > 0 and float(row["speedup"]) > 0
         assert float(row["speedup"]) == 1 or row["strategy"] != "one process"
+
+
+def test_the_small_exchanges_are_those_of_the_cost_model(rows: list[dict[str, str]]) -> None:
+    for row in rows:
+        if row["strategy"] == "DDP":
+            small = float(row["all_reduce"]) - 1 + float(row["barrier"]) + float(row["broadcast"])
+            assert small == pytest.approx(bench_devices.SMALL, abs=0.5)
 
 
 def test_the_counts_are_those_of_the_strategy(rows: list[dict[str, str]]) -> None:
@@ -62,8 +69,9 @@ def test_the_bytes_of_a_ring() -> None:
 
 
 def test_efficiency() -> None:
-    assert efficiency(1.0, 0.0) == efficiency(1.0, 0.5, hidden_seconds=0.6) == 1
-    assert efficiency(1.0, 1.0) == efficiency(1.0, 1.5, hidden_seconds=0.5) == 0.5
+    assert efficiency(1.0, 0.0) == efficiency(1.0, 0.5, hidden=0.6) == 1
+    assert efficiency(1.0, 1.0) == efficiency(1.0, 1.5, hidden=0.5) == efficiency(1.0, 0.5, small=0.5) == 0.5
+    assert small_seconds(8, 1e-6) == pytest.approx(42e-6)
 
 
 def test_the_page_shows_the_cost_table() -> None:

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
 from ranks import Ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from fprnn_lightning.callbacks import NonFiniteError, NonFiniteGuard
+from fprnn_lightning.cli import main
 from fprnn_lightning.commands.bench_mixers import fixed_point
 from fprnn_lightning.cores.selective_ssm import SelectiveSSM
 from fprnn_lightning.mixers.dense import DenseMixer
@@ -49,14 +52,14 @@ RUN = {
     "data": {
         "class_path": "Copying",
         "init_args": {
-            **{"batch_size": 8, "train_length": 6, "validation_lengths": [4, 6], "test_lengths": [4, 6]},
-            **{"validation_sequences": 8, "test_sequences": 8},
+            **{"batch_size": 8, "train_length": 12, "alphabet": 3, "shortest": 1, "longest": 3},
+            **{"validation_lengths": [2, 3], "test_lengths": [2, 3], "validation_sequences": 8, "test_sequences": 12},
         },
     },
     "model": {
         "mixer": "FixedPointMixer",
         "width": 8,
-        "curriculum": {"class_path": "FixedLength", "init_args": {"length": 6}},
+        "curriculum": {"class_path": "FixedLength", "init_args": {"length": 12}},
         "recompute": True,
     },
     "trainer": {"max_steps": 6, "val_check_interval": 3, "log_every_n_steps": 1, "enable_progress_bar": False},
@@ -299,11 +302,8 @@ def commanded(folder: Path) -> list[dict[str, Any]]:
 def test_one_process_tests_what_two_have_trained(commanded: list[dict[str, Any]], folder: Path) -> None:
     assert [found["code"] for found in commanded] == [0, 0]
     (run,) = (folder / "copying" / "fixed_point").iterdir()
-    options = ["--trainer.accelerator=cpu", f"--ckpt_path={run / 'last.ckpt'}"]
-    assert (
-        main(["test", "--config", str(run / "config.yaml"), *options, "--trainer.strategy=auto", "--trainer.devices=1"])
-        == 0
-    )
+    alone = ["--trainer.accelerator=cpu", "--trainer.strategy=auto", "--trainer.devices=1"]
+    assert main(["test", "--config", str(run / "config.yaml"), *alone, f"--ckpt_path={run / 'last.ckpt'}"]) == 0
     assert (run / "test_0" / "length_curve.csv").read_text() == (run / "length_curve.csv").read_text()
 
 
