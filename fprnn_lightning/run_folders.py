@@ -64,7 +64,7 @@ def read_configuration(run: Path) -> dict[str, Any]:
     """What a run's config.yaml holds, empty if there is none that can be read."""
     try:
         content = yaml.safe_load((run / CONFIGURATION).read_text())
-    except (OSError, yaml.YAMLError):
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -46,7 +46,7 @@ class StopOnSignal(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if not trainer.fit_loop._should_accumulate() and self._is_told(trainer):
             if self.checkpoint:
-                trainer.save_checkpoint(self.checkpoint)
+                trainer.save_checkpoint(self.checkpoint, weights_only=False)
             self.stopping = True  # once what this step logs is written, and validated if that is due
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -44,7 +44,7 @@ def generate(pretrained: Path, length: int = 16, prompt: list[str] | str | None 
 
 def task_class(pretrained: Path) -> type[SequenceTask]:
     """The class of the task that an exported model was trained on; the base class if that is not known."""
-    task = read_config(pretrained)["task"]
+    task = read_config(pretrained).get("task")
     if task is None:
         return SequenceTask
     cls = locate(task["class_path"])
