@@ -4,6 +4,7 @@ their checkpoints are those of one process, and go on with any number of them.
 
 import math
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,12 @@ from fprnn_lightning.training import (
     Sharded,
     WarmupConstant,
     WholeCheckpoints,
+    checkpoint_file,
     read_checkpoint,
 )
 
 STEPS, SAVED_AFTER, VOCABULARY = 6, 3, 5
+SECONDS = 200.0  # that nothing takes unless it hangs
 CLIP = 0.5  # below the norm of every gradient
 
 
@@ -217,12 +220,12 @@ def alone(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two(folder: Path, alone: dict[str, Any]) -> dict[Any, Any]:
-    return Ranks(train_all, 2, folder, folder, environment=TOGETHER).results()[0]
+    return Ranks(train_all, 2, folder, folder, environment=TOGETHER).results(SECONDS)[0]
 
 
 @pytest.fixture(scope="module")
 def four(folder: Path, two: dict[Any, Any]) -> dict[str, Any]:
-    return Ranks(go_on, 4, folder, folder, environment=TOGETHER).results()[0]
+    return Ranks(go_on, 4, folder, folder, environment=TOGETHER).results(SECONDS)[0]
 
 
 def assert_same(left: Any, right: Any, tolerance: float = 2e-5) -> None:
@@ -295,7 +298,7 @@ def test_blocks_computed_again_change_nothing(two: dict[Any, Any]) -> None:
 @pytest.fixture(scope="module")
 def commanded(folder: Path) -> list[dict[str, Any]]:
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
-    return Ranks(by_the_command_line, 2, folder, folder, environment=TOGETHER).results()
+    return Ranks(by_the_command_line, 2, folder, folder, environment=TOGETHER).results(SECONDS)
 
 
 @pytest.mark.filterwarnings("ignore:layer 0. .* have not converged")
@@ -311,3 +314,27 @@ def test_all_processes_name_the_weight_that_is_not_finite(commanded: list[dict[s
     first, second = (found["spoilt"] for found in commanded)
     assert first == second
     assert "at step 2; first not finite: parameter model.head.weight" in first
+
+
+def killed_while_saving(path: Path) -> None:
+    """Trains and saves; the first process is killed in the middle of the second save."""
+    saves = []
+
+    def write(checkpoint: dict[str, Any], partial: Path) -> None:
+        torch.save(checkpoint, partial)
+        saves.append(partial)
+        if len(saves) == 2:
+            os.truncate(partial, partial.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoint_file._save = write
+    train("dense", Sharded(), path.parent, save=path)
+    train("dense", Sharded(), path.parent, save=path)
+
+
+def test_a_process_killed_while_it_saves_leaves_the_checkpoint_before(folder: Path) -> None:
+    path = folder / "killed.ckpt"
+    codes = Ranks(killed_while_saving, 2, folder, path, environment=TOGETHER).wait(SECONDS)
+    assert codes[0] == -signal.SIGKILL
+    assert codes[1] != 0
+    assert read_checkpoint(path)["global_step"] == SAVED_AFTER
