@@ -245,7 +245,8 @@ def run_together(job: Callable[[int], Any], ranks: int) -> Any:
     Raises:
         ValueError: if one fails, or takes too long.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # imported once for all
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
