@@ -1,5 +1,6 @@
 """What a checkpoint needs beyond weights, optimiser and curriculum so that a resumed run is the uninterrupted one: the
-random states of all ranks, and that all that has been logged before it is on the disk.
+random states of all ranks, and that all that has been logged before it is on the disk. It goes on at the beginning of
+an optimiser step, in however many batches each of them then is.
 """
 
 import random
@@ -25,9 +26,12 @@ class Continuation(Callback):
             states = [None] * trainer.world_size
             distributed.all_gather_object(states, random_states())
         checkpoint["random_states"] = states
+        checkpoint["accumulated"] = trainer.accumulate_grad_batches
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.restored = checkpoint.get("random_states", [])
+        now = trainer.accumulate_grad_batches
+        begin_step(checkpoint["loops"]["fit_loop"], checkpoint.get("accumulated", now), now)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._restore(trainer)  # only now, as making the loader's iterator has drawn a number
@@ -40,6 +44,20 @@ class Continuation(Callback):
             if len(self.restored) == trainer.world_size:
                 set_random_states(self.restored[trainer.global_rank])
             self.restored = []
+
+
+def begin_step(progress: dict[str, Any], before: int, now: int) -> None:
+    """Sets the progress of a fit, counted in batches, to the beginning of the optimiser step that comes next.
+
+    Args:
+        progress: of a checkpoint; changed in place.
+        before: batches to a step when it was saved.
+        now: batches to a step from here on.
+    """
+    for counts in (progress["epoch_loop.batch_progress"][part] for part in ("total", "current")):
+        steps, batches = divmod(counts["processed"], before)
+        unfinished = 0 if batches else counts["processed"] - counts["completed"]  # 1 if saved as the batch ended
+        counts.update(dict.fromkeys(("ready", "started", "processed"), steps * now), completed=steps * now - unfinished)
 
 
 def random_states() -> dict[str, Any]:

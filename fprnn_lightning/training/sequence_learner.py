@@ -273,13 +273,9 @@ class SequenceLearner(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["curriculum"] = self.curriculum.state_dict()
-        checkpoint["accumulated"] = self.trainer.accumulate_grad_batches
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.curriculum.load_state_dict(checkpoint["curriculum"])
-        if "loops" in checkpoint:
-            now = self.trainer.accumulate_grad_batches
-            begin_step(checkpoint["loops"]["fit_loop"], checkpoint.get("accumulated", now), now)
 
     def _log_bits(self, split: str, logits: Tensor, targets: Tensor) -> Tensor:
         """The mean loss in nats, which is logged in bits."""
@@ -314,20 +310,6 @@ def generate_answers(model: SequenceModel, tokens: Tensor, targets: Tensor) -> T
         rows, (first, length) = (answers == answer).all(1), answer.tolist()
         predictions[rows, first : first + length] = model.generate(tokens[rows, : first + 1], length)
     return predictions
-
-
-def begin_step(progress: dict[str, Any], before: int, now: int) -> None:
-    """Sets the progress of a fit, counted in batches, to the beginning of the optimiser step that comes next.
-
-    Args:
-        progress: of a checkpoint; changed in place.
-        before: batches to a step when it was saved.
-        now: batches to a step from here on.
-    """
-    for counts in (progress["epoch_loop.batch_progress"][part] for part in ("total", "current")):
-        steps, batches = divmod(counts["processed"], before)
-        unfinished = 0 if batches else counts["processed"] - counts["completed"]  # 1 if saved as the batch ended
-        counts.update(dict.fromkeys(("ready", "started", "processed"), steps * now), completed=steps * now - unfinished)
 
 
 def weight_decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -10,5 +10,5 @@ def test_it_names_device_backend_parameters_and_tokens(small_learner, small_task
     line = capsys.readouterr().out.strip()
     parameters = sum(parameter.numel() for parameter in learner.parameters())
     assert line.startswith("device cpu · scan backend ")
-    steps = "16,000 tokens per step (2000 sequences of up to 8)"
+    steps = "8,000 tokens per step (1000 sequences of up to 8)"
     assert line.endswith(f" · {parameters:,} parameters · {steps} · {trainer.log_dir}")

@@ -78,7 +78,9 @@ def test_processes_that_do_not_find_each_other_say_so(tmp_path: Path) -> None:
         starts.append(Ranks(main, 1, folder, [*fit("copying", folder), *options], environment=place))
     for ranks in starts:
         assert ranks.wait(50) == [1]
-        assert "error: the processes of this run have not found each other; all must have the" in ranks.output(0)
+        (told,) = (line for line in ranks.output(0).splitlines() if line.startswith("error: "))
+        # the first may have found all that it waits for, and wait for an answer then
+        assert re.match("error: (the processes .* have not found each other|another process .* does not answer)", told)
         assert "Traceback" not in ranks.output(0)
 
 
@@ -110,7 +112,7 @@ def test_a_wrong_master_address_is_told(tmp_path: Path, address: str, code: int,
         (
             ["--trainer.accelerator=cpu", "--trainer.accumulate_grad_batches=5"],
             {},
-            r"batch_size is 16 .* 1 device with 5",
+            "batch_size is 16 .* 1 device with",
         ),
         (
             ["--trainer.accelerator=cpu", "--trainer.devices=2"],
