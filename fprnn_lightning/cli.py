@@ -12,6 +12,7 @@ import errno
 import inspect
 import logging
 import os
+import signal
 import socket
 import sys
 import warnings
@@ -28,7 +29,6 @@ import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace, auto_cli, set_parsing_settings
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -46,6 +46,7 @@ from fprnn_lightning.callbacks import (
     NonFiniteError,
     NonFiniteGuard,
     Progress,
+    RunCheckpoint,
     RunTable,
     SolverProfile,
     SolverReport,
@@ -58,7 +59,7 @@ from fprnn_lightning.commands import bench, compare, data, export, generate
 from fprnn_lightning.commands.sweep import sweep
 from fprnn_lightning.mixers import SequenceMixer
 from fprnn_lightning.mixers.base import snake_case
-from fprnn_lightning.pretrained import check_weights, read_export
+from fprnn_lightning.pretrained import check_classes, check_weights, read_export
 from fprnn_lightning.sentences import (
     SentenceErrors,
     UsageError,
@@ -93,7 +94,6 @@ PROCESSES_PER_PROCESSOR = 4  # more would only wait for each other
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 UNSUITABLE_ADVICE = (  # of Lightning's, on what is so on purpose
     "Checkpoint directory .* exists and is not empty",
-    "The dirpath has changed from",
     "You have overridden `on_before_batch_transfer`",
     ".*does not have many workers",
     r".*isinstance\(treespec, LeafSpec\)",
@@ -185,12 +185,17 @@ class CommandLine(LightningCLI):
         given.add_argument("--resume", nargs="?")
         options = given.parse_known_args(self.arguments)[0]
         base = []
+        if options.resume and options.ckpt_path in NAMED:
+            raise UsageError(
+                f"resume: ckpt_path {options.ckpt_path} is of another run each time, give a checkpoint's path beside it"
+            )
         if options.resume not in (None, "auto"):
             if not run_folders.read_configuration(Path(options.resume)):
                 raise UsageError(f"resume: {options.resume} is no run's folder, it has no config.yaml that can be read")
             base = ["--config", str(Path(options.resume, run_folders.CONFIGURATION))]
         self.arguments[1:1] = base
-        self._parse(None if options.ckpt_path in NAMED else options.ckpt_path)
+        is_known = options.ckpt_path not in NAMED and not (options.resume and not _exists(options.ckpt_path))
+        self._parse(options.ckpt_path if is_known else None)
 
     def _parse_ckpt_path(self) -> None:
         path = self._settings().ckpt_path
@@ -199,8 +204,8 @@ class CommandLine(LightningCLI):
             path = run_folders.newest_checkpoint(self._runs(parts[self.config.subcommand].data), path)
             self._parse(str(path))
             self._settings().ckpt_path = str(path)
-        elif path and not self.checkpoint:  # named in a configuration
-            self._parse(path)
+        elif path and not self.checkpoint and (_exists(path) or not self._settings().get("resume")):
+            self._parse(path)  # named in a configuration
 
     def _parse(self, checkpoint: str | None) -> None:
         """Parses the arguments; what they leave open of the model is taken from the checkpoint, if there is one."""
@@ -209,6 +214,10 @@ class CommandLine(LightningCLI):
             self.checkpoint = read_model(checkpoint)
             saved = self.checkpoint.get("hyper_parameters", {})
             saved = {name: value for name, value in saved.items() if name not in LINKED and name[0] != "_"}
+            try:
+                check_classes(saved)
+            except ValueError as error:
+                raise UsageError(f"ckpt_path: {checkpoint}: {error}") from error
             options = ["--config", yaml.safe_dump({"model": saved}), *options]
         try:
             self.config = self.parser.parse_args([subcommand, *options])
@@ -248,7 +257,7 @@ class CommandLine(LightningCLI):
         settings = self.config_init[self.subcommand].trainer
         self.folder = continued or self._new_folder()
         first_step = self.checkpoint.get("global_step", 0) if continued else None
-        callbacks = [*(settings.callbacks or []), *self._callbacks(settings, configuration, resume)]
+        callbacks = self._callbacks(settings, configuration, resume == "auto", continued is not None)
         plugins = settings.plugins if isinstance(settings.plugins, list) else [settings.plugins or WholeCheckpoints()]
         if isinstance(settings.val_check_interval, int):  # optimiser steps; Lightning counts batches
             options["val_check_interval"] = settings.val_check_interval * settings.accumulate_grad_batches
@@ -264,7 +273,7 @@ class CommandLine(LightningCLI):
             if self.subcommand == "fit":
                 self.datamodule.check_division(trainer.world_size, trainer.accumulate_grad_batches)
             return trainer
-        except (ValueError, MisconfigurationException) as error:
+        except (ValueError, RuntimeError, MisconfigurationException) as error:
             if self.folder.is_dir() and not any(self.folder.iterdir()):
                 self.folder.rmdir()
             raise UsageError(f"trainer: {one_line(error)}") from error
@@ -275,22 +284,22 @@ class CommandLine(LightningCLI):
         table = MetricsFile(self.folder, first_step or 0)
         return [TensorBoardLogger(self.folder.parent, "", self.folder.name, **events), table]
 
-    def _callbacks(self, settings: Namespace, configuration: dict[str, Any], resume: str | None) -> list[Callback]:
-        """What every run has; callbacks of the configuration come on top."""
+    def _callbacks(
+        self, settings: Namespace, configuration: dict[str, Any], requeue: bool, is_continued: bool
+    ) -> list[Callback]:
+        """What every run has, and those of its configuration."""
         text = yaml.safe_dump(configuration, sort_keys=False)
         saves = settings.enable_checkpointing is not False
-        callbacks = [StartLine(), Throughput(), GradientNorm(), SolverReport(), NonFiniteGuard(), LengthCurve()]
-        callbacks += [SaveConfig(text, self.folder), Continuation()]
-        callbacks += [StopOnSignal(self.folder / "last.ckpt" if saves else None, requeue=resume == "auto")]
+        saved = self.folder / "last.ckpt" if saves and self.subcommand == "fit" else None
+        callbacks = [StartLine(), SaveConfig(text, self.folder), StopOnSignal(saved, requeue), Continuation()]
+        callbacks += settings.callbacks or []
+        callbacks += [Throughput(), GradientNorm(), SolverReport(), NonFiniteGuard(), LengthCurve()]
         callbacks += [ModelPage(text), RunTable(), SolverProfile()]
         if settings.enable_progress_bar is not False:
             callbacks += [Progress()]
         if saves:
-            options = {"save_on_train_epoch_end": False, "enable_version_counter": False}
-            callbacks += [
-                ModelCheckpoint(self.folder, "best", monitor="validation/loss", **options),
-                ModelCheckpoint(self.folder, "last", **options),
-            ]
+            callbacks += [RunCheckpoint(self.folder, "best", is_continued, "validation/loss")]
+            callbacks += [RunCheckpoint(self.folder, "last", is_continued)]
         return callbacks
 
     def _check_curriculum(self) -> None:
@@ -335,10 +344,21 @@ class CommandLine(LightningCLI):
             return None
         folder = Path(resume)
         if resume == "auto":
-            folder = run_folders.newest_like(self._runs(self.datamodule), configuration)
+            parent = self._runs(self.datamodule)
+            folder = run_folders.newest_like(parent, configuration)
+            if folder is None and (others := run_folders.runs(parent)):
+                different = ", ".join(run_folders.differences(others[0], configuration))
+                print(f"no run to go on with: {others[0]} differs in {different}")
         if folder is None:
+            if not _exists(self._settings().ckpt_path):
+                raise UsageError(f"ckpt_path: file {self._settings().ckpt_path} does not exist")
             return None
         last = folder / "last.ckpt"
+        if changed := set(run_folders.differences(folder, configuration)) - {"trainer.max_steps", "trainer.max_time"}:
+            raise UsageError(
+                f"resume: {folder} has another {' and '.join(sorted(changed))}, leave that as it is, or start a new "
+                f"run from its end with --ckpt_path {last}"
+            )
         if run_folders.is_finished(folder):
             raise NothingToDo(f"{folder} is finished; --ckpt_path {last} goes on from its end, as a new run")
         if rank_zero_only.rank == 0:
@@ -435,6 +455,10 @@ class FitCheck:
             self.fit = UnstartedFit(["fit", *arguments])
         else:
             self.fit.build(["fit", *arguments])
+
+
+def _exists(path: str | None) -> bool:
+    return path is None or Path(path).exists()
 
 
 def read_model(path: str) -> dict[str, Any]:
@@ -565,6 +589,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"error: {sentence}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise

@@ -6,7 +6,9 @@ around them. `export` writes it, `load_pretrained` makes of it what it was made 
 """
 
 import json
+from inspect import isclass
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 from lightning.pytorch.cli import instantiate_module
@@ -14,8 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fprnn_lightning.mixers.base import SequenceMixer
+from fprnn_lightning.sentences import concrete_subclasses
+from fprnn_lightning.tasks.base import SequenceTask
 from fprnn_lightning.training import SequenceLearner
 
+PACKAGE = "fprnn_lightning."
 FORMAT = "fprnn_lightning"
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
@@ -95,10 +101,41 @@ def build(hyper_parameters: dict[str, Any]) -> SequenceLearner:
     Raises:
         ValueError: if they describe none.
     """
+    check_classes(hyper_parameters)
     try:
         return instantiate_module(SequenceLearner, hyper_parameters)
     except (Exception, SystemExit) as error:  # the parser's error, or a constructor's
         raise ValueError(f"the model cannot be built: {' '.join(str(error).split())[:300]}") from error
+
+
+def check_classes(description: Any) -> None:
+    """Sees to it that what comes out of a file does not choose what code is run.
+
+    Args:
+        description: hyper-parameters, a task, or any part of them.
+
+    Raises:
+        ValueError: if they name what is neither a class of this package nor a mixer or task that is imported already.
+    """
+    if isinstance(description, dict):
+        path = str(description.get("class_path", ""))
+        if "." in path and not (_is_own(path) or path in _imported()):
+            raise ValueError(
+                f"{path} is not a class of {FORMAT}; import what you trust before, or give it as an option"
+            )
+        description = list(description.values())
+    if isinstance(description, list | tuple):
+        for part in description:
+            check_classes(part)
+
+
+def _is_own(path: str) -> bool:
+    return path.startswith(PACKAGE) and isclass(locate(path))
+
+
+def _imported() -> set[str]:
+    classes = [cls for base in (SequenceMixer, SequenceTask) for cls in concrete_subclasses(base)]
+    return {f"{cls.__module__}.{cls.__qualname__}" for cls in classes}
 
 
 def check_weights(saved: dict[str, Tensor], built: dict[str, Tensor], name: str) -> None:

@@ -19,11 +19,9 @@ from fprnn_lightning.sentences import UsageError
 
 CONFIGURATION, LAST_WRITTEN = "config.yaml", "length_curve.csv"
 ASIDE = {  # what two configurations of the same run may differ in
-    "trainer": [
-        *("accelerator", "strategy", "devices", "num_nodes", "default_root_dir", "logger", "enable_progress_bar"),
-        *("enable_model_summary", "profiler", "accumulate_grad_batches"),
-    ],
-    "data.init_args": ["workers"],
+    *(f"trainer.{name}" for name in ("accelerator", "strategy", "devices", "num_nodes", "accumulate_grad_batches")),
+    *(f"trainer.{name}" for name in ("default_root_dir", "logger", "enable_progress_bar", "enable_model_summary")),
+    *("trainer.profiler", "data.workers"),
 }
 PATIENCE = 20.0  # seconds: worker processes of a killed run hold its lock until they notice
 
@@ -52,7 +50,13 @@ def runs(parent: Path) -> list[Path]:
 
 def newest_like(parent: Path, configuration: dict[str, Any]) -> Path | None:
     """The newest run of the same configuration, None if there is none."""
-    return next((run for run in runs(parent) if _essence(read_configuration(run)) == _essence(configuration)), None)
+    return next((run for run in runs(parent) if not differences(run, configuration)), None)
+
+
+def differences(run: Path, configuration: dict[str, Any]) -> list[str]:
+    """The options by which a run's configuration and another differ, without those that do not change the outcome."""
+    ours, theirs = (dict(_options(each)) for each in (configuration, read_configuration(run)))
+    return [name for name in {**theirs, **ours} if name not in ASIDE and ours.get(name) != theirs.get(name)]
 
 
 def is_finished(run: Path) -> bool:
@@ -110,14 +114,10 @@ def _try_to_lock(descriptor: int) -> bool:
     return True
 
 
-def _essence(configuration: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what does not change the outcome."""
-    kept = dict(configuration)
-    for place, names in ASIDE.items():
-        *above, last = place.split(".")
-        parent = kept
-        for part in above:
-            parent[part] = dict(parent.get(part) or {})
-            parent = parent[part]
-        parent[last] = {name: value for name, value in (parent.get(last) or {}).items() if name not in names}
-    return kept
+def _options(configuration: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values; an option that is null is as good as absent."""
+    for name, value in configuration.items():
+        if isinstance(value, dict) and value:
+            yield from _options(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}".replace(".init_args.", "."), value

@@ -16,7 +16,7 @@ ARROWS = {  # room: what of the package it may import besides itself
     "whole_files": [],
     "run_folders": ["sentences"],
     "figures": [],
-    "pretrained": ["training"],
+    "pretrained": ["training", "mixers.base", "tasks.base", "sentences"],
     "scan": [],
     "channel_mixers": ["solvers"],
     "solvers": [],

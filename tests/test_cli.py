@@ -389,4 +389,4 @@ def test_callbacks_of_a_config_are_added(small: list[str]) -> None:
     Path("more.yaml").write_text("trainer: {max_steps: 1, callbacks: [{class_path: StopWhenSolved}]}\n")
     line = CommandLine(["fit", *small, "--config", "more.yaml", "--trainer.default_root_dir", "root"])
     names = {type(callback).__name__ for callback in line.trainer.callbacks}
-    assert {"StopWhenSolved", "LengthCurve", "NonFiniteGuard", "ModelCheckpoint"} <= names
+    assert {"StopWhenSolved", "LengthCurve", "NonFiniteGuard", "RunCheckpoint"} <= names

@@ -205,6 +205,114 @@ def test_killed_while_it_writes_a_checkpoint_a_run_has_the_one_before(run: list[
     assert_same_run(folder, Path("straight/s3/dense/run_0"))
 
 
+def test_within_an_accumulated_step_nothing_is_saved(run: list[str]) -> None:
+    run += ["--trainer.accumulate_grad_batches=4", "--data.batch_size=8"]
+    folder = Path("killed/s3/dense/run_0")
+    again = ["fit", *run, "--trainer.default_root_dir=killed", "--resume=auto"]
+    for step, number in ((13, signal.SIGKILL), (26, signal.SIGTERM)):
+        process = start(again)
+        wait_until(lambda step=step: steps_logged(folder) >= step, process)
+        os.kill(process.pid, number)
+        process.join()
+    assert main(again) == main(["fit", *run, "--trainer.default_root_dir=straight"]) == 0
+    assert_same_run(folder, Path("straight/s3/dense/run_0"))
+
+
+def test_a_run_that_was_moved_remembers_its_best(run: list[str]) -> None:
+    run += ["--model.learning_rate=0.3"]  # which soon makes it worse
+    process = start(["fit", *run, "--trainer.default_root_dir=before"])
+    wait_until(lambda: steps_logged(Path("before/s3/dense/run_0")) > 42, process)
+    process.terminate()
+    process.join()
+    Path("before").rename("after")
+    assert main(["fit", *run, "--trainer.default_root_dir=after", "--resume=auto"]) == 0
+    assert main(["fit", *run, "--trainer.default_root_dir=straight"]) == 0
+    assert read_checkpoint("straight/s3/dense/run_0/best.ckpt")["global_step"] < 50
+    assert_same_run(Path("after/s3/dense/run_0"), Path("straight/s3/dense/run_0"))
+
+
+def test_a_run_is_not_continued_as_another(run: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("root/s3/dense/run_0")
+    process = start(["fit", *run, "--trainer.default_root_dir=root"])
+    wait_until((folder / "last.ckpt").exists, process)
+    process.terminate()
+    process.join()
+    before = (folder / "config.yaml").read_text()
+    assert main(["fit", "--resume", str(folder), "--model.learning_rate=0.5", "--data.batch_size=4"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "run_0 has another data.batch_size and model.learning_rate, leave that as it is" in said
+    assert (folder / "config.yaml").read_text() == before
+    assert main(["fit", *run, "--trainer.default_root_dir=root", "--resume=auto", "--trainer.max_steps=5"]) == 0
+    assert "run_0 differs in trainer.max_steps" in capsys.readouterr().out
+    assert (folder.parent / "run_1").exists()
+    assert main(["fit", "--resume", str(folder), "--trainer.max_steps=70"]) == 0
+    assert read_checkpoint(folder / "last.ckpt")["global_step"] == 70
+
+
+def test_what_a_run_started_from_may_be_gone_when_it_is_resumed(
+    run: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *run, "--trainer.default_root_dir=first", "--trainer.max_steps=10"]) == 0
+    Path("first/s3/dense/run_0/last.ckpt").rename("origin.ckpt")
+    run += ["--trainer.default_root_dir=root", "--ckpt_path=origin.ckpt"]
+    process = start(["fit", *run])
+    wait_until(Path("root/s3/dense/run_0/last.ckpt").exists, process)
+    process.terminate()
+    process.join()
+    Path("origin.ckpt").unlink()
+    assert main(["fit", *run, "--resume=auto", "--seed_everything=9"]) == 2
+    assert "ckpt_path: file origin.ckpt does not exist" in capsys.readouterr().err
+    assert main(["fit", *run, "--resume=auto"]) == 0
+    assert [path.name for path in Path("root/s3/dense").iterdir()] == ["run_0"]
+    assert main(["fit", *run, "--resume=auto", "--ckpt_path=best"]) == 2
+    assert "ckpt_path best is of another run each time" in capsys.readouterr().err
+
+
+def test_a_run_that_went_on_from_an_end_logs_the_same_steps(run: list[str]) -> None:
+    short = ["fit", *run, "--trainer.max_steps=20", "--trainer.default_root_dir=first"]
+    assert main(short) == 0
+    for name in ("best", "last"):
+        path = f"first/s3/dense/run_0/{name}.ckpt"
+        assert main(["fit", *run, f"--trainer.default_root_dir={name}", f"--ckpt_path={path}"]) == 0
+        steps = [step for step, _ in history(Path(f"{name}/s3/dense/run_0"))["train/loss"]]
+        assert steps == list(range(read_checkpoint(path)["global_step"], 60))
+
+
+def test_with_another_logger_a_run_ends_too(run: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run += ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=elsewhere", "--trainer.max_steps=5"]
+    arguments = ["fit", *run, "--resume=auto", "--trainer.default_root_dir=root"]
+    assert main(arguments) == main(arguments) == 0
+    assert "run_0 is finished" in capsys.readouterr().out
+
+
+def test_checkpoints_of_a_configuration_come_on_top(run: list[str]) -> None:
+    more = {"class_path": "ModelCheckpoint", "init_args": {"monitor": "validation/loss", "save_top_k": 2}}
+    Path("more.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [more], "max_steps": 10}}))
+    assert main(["fit", *run, "--config=more.yaml", "--trainer.default_root_dir=root"]) == 0
+    assert len(list(Path("root/s3/dense/run_0").rglob("*.ckpt"))) == 3
+
+
+def test_a_test_that_is_ended_promises_nothing(run: list[str]) -> None:
+    short = [*run, "--trainer.default_root_dir=root", "--trainer.max_steps=5"]
+    assert main(["fit", *short]) == 0
+    process = start(["test", *short, "--ckpt_path=root/s3/dense/run_0/last.ckpt"], patiently)
+    wait_until(Path("testing").exists, process)
+    process.terminate()
+    process.join()
+    assert process.exitcode == 128 + signal.SIGTERM
+    assert Path("output.log").read_text().splitlines()[-1] == "ended by SIGTERM"
+
+
+def patiently() -> None:
+    """Makes tests take long enough to be ended."""
+
+    def start(self: object, *_: object) -> None:
+        Path("testing").touch()
+        sleep(1)
+
+    SequenceLearner.on_test_epoch_start = start
+
+
 SOLVED = {"class_path": "StopWhenSolved", "init_args": {"threshold": 0.001}}
 
 

@@ -8,6 +8,7 @@ from fprnn_lightning.callbacks.metrics_file import MetricsFile
 from fprnn_lightning.callbacks.model_page import ModelPage
 from fprnn_lightning.callbacks.nonfinite_guard import NonFiniteError, NonFiniteGuard
 from fprnn_lightning.callbacks.progress import Progress
+from fprnn_lightning.callbacks.run_checkpoint import RunCheckpoint
 from fprnn_lightning.callbacks.run_profiler import RunProfiler
 from fprnn_lightning.callbacks.run_table import RunTable
 from fprnn_lightning.callbacks.solver_profile import SolverProfile
@@ -27,6 +28,7 @@ __all__ = [
     "NonFiniteError",
     "NonFiniteGuard",
     "Progress",
+    "RunCheckpoint",
     "RunProfiler",
     "RunTable",
     "SolverProfile",

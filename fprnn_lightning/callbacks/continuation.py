@@ -16,6 +16,7 @@ class Continuation(Callback):
     """Keeps the random states in every checkpoint, and sets them again where training goes on."""
 
     def __init__(self) -> None:
+        self.is_loaded = False
         self.restored: list[dict[str, Any]] = []  # by rank
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -29,7 +30,7 @@ class Continuation(Callback):
         checkpoint["accumulated"] = trainer.accumulate_grad_batches
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.restored = checkpoint.get("random_states", [])
+        self.is_loaded, self.restored = True, checkpoint.get("random_states", [])
         now = trainer.accumulate_grad_batches
         begin_step(checkpoint["loops"]["fit_loop"], checkpoint.get("accumulated", now), now)
 
@@ -40,10 +41,12 @@ class Continuation(Callback):
         self._restore(trainer)  # of a run that was over but for its test
 
     def _restore(self, trainer: Trainer) -> None:
-        if self.restored:
+        if self.is_loaded:
+            # the step of what is logged, which depends on whether a validation was due when the checkpoint was saved
+            trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
             if len(self.restored) == trainer.world_size:
                 set_random_states(self.restored[trainer.global_rank])
-            self.restored = []
+            self.is_loaded = False
 
 
 def begin_step(progress: dict[str, Any], before: int, now: int) -> None:

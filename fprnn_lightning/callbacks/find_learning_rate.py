@@ -73,8 +73,8 @@ class FindLearningRate(Callback):
             use(pl_module, found)
             trainer.strategy.setup_optimizers(trainer)  # anew: a schedule holds on to the rate that it was made with
             self._say(trainer, f"learning rate {found:.3g} found {tried}")
-        folder = Path(trainer.log_dir)  # asked for on every rank, as they agree on it
         if trainer.is_global_zero:
+            folder = Path(trainer.default_root_dir)
             figure = draw(rates, losses, found)
             path = folder / "learning_rate.png"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ class LengthCurve(Callback):
         columns = {"length": pl_module.test_accuracy.lengths, **results, "sequences": sequences}
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         trained_length = min(pl_module.curriculum.end, trainer.datamodule.trained_length)
-        folder = Path(trainer.log_dir)
+        folder = Path(trainer.default_root_dir)
         if trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
             Console().print(table(rows))
@@ -46,12 +46,11 @@ class LengthCurve(Callback):
         self.rows = rows
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        folder = Path(trainer.log_dir)  # all ranks are asked
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.save()
             # last of all that a run writes: there it is over
-            write_whole(folder / "length_curve.csv", lambda path: write_csv(self.rows, path))
+            write_whole(Path(trainer.default_root_dir, "length_curve.csv"), lambda path: write_csv(self.rows, path))
 
 
 def table(rows: list[Row]) -> Table:

@@ -78,7 +78,7 @@ class Progress(TQDMProgressBar):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_test_start(trainer, pl_module)
-        self._say(f"testing at lengths up to {pl_module.test_accuracy.lengths[-1]} · {trainer.log_dir}")
+        self._say(f"testing at lengths up to {pl_module.test_accuracy.lengths[-1]} · {trainer.default_root_dir}")
         self.shown_at = monotonic()
 
     def on_test_batch_end(

@@ -13,11 +13,10 @@ class StartLine(Callback):
         devices = f" x {trainer.world_size}" if trainer.world_size > 1 else ""
         sequences = trainer.datamodule.batch_size
         tokens = sequences * pl_module.curriculum.end
-        folder = trainer.log_dir  # all ranks are asked
         if trainer.is_global_zero:
             print(
                 f"device {pl_module.device}{devices} · scan backend {resolve_backend(next(pl_module.parameters()))} · "
                 f"{parameters:,} parameters · {tokens:,} tokens per step "
-                f"({sequences} sequences of up to {pl_module.curriculum.end}) · {folder}",
+                f"({sequences} sequences of up to {pl_module.curriculum.end}) · {trainer.default_root_dir}",
                 flush=True,
             )

@@ -37,6 +37,9 @@ class StopOnSignal(Callback):
         self.received = 0
         self.stopping = False
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._listen()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen()
 
@@ -79,7 +82,9 @@ class StopOnSignal(Callback):
         if not self.stopping:
             return
         number = signal.Signals(self.received or signal.SIGTERM)
-        done = f"ended by {number.name} after step {trainer.global_step}"
+        done = f"ended by {number.name}"
+        if trainer.global_step:
+            done += f" after step {trainer.global_step}"
         if self.checkpoint:
             done += f", saved in {self.checkpoint}; the same command with --resume auto goes on from there"
         if self.requeue and number == signal.SIGUSR1 and "SLURM_JOB_ID" in os.environ and trainer.is_global_zero:

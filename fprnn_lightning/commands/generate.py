@@ -7,7 +7,7 @@ from pydoc import locate
 
 import torch
 
-from fprnn_lightning.pretrained import load_pretrained, read_config
+from fprnn_lightning.pretrained import check_classes, load_pretrained, read_config
 from fprnn_lightning.tasks import SequenceTask
 
 
@@ -47,6 +47,7 @@ def task_class(pretrained: Path) -> type[SequenceTask]:
     task = read_config(pretrained).get("task")
     if task is None:
         return SequenceTask
+    check_classes(task)
     cls = locate(task["class_path"])
     if not (inspect.isclass(cls) and issubclass(cls, SequenceTask)):
         raise ValueError(f"{pretrained}: its task, {task['class_path']}, cannot be imported")

@@ -67,7 +67,10 @@ class Run:
         """What makes the run, but for its seed: dotted options and their values, classes without their modules."""
         named = ((name, value) for name, value in self.hyperparameters.items() if name != "seed")
         options = flatten(self.config) if self.config else ((name, spoken(value)) for name, value in named)
-        return {name: value for name, value in options if not UNRELATED & {name, re.sub(r"\.\d+$", "", name)}}
+        kept = {name: value for name, value in options if not UNRELATED & {name, re.sub(r"\.\d+$", "", name)}}
+        if "model.learning_rate" in kept and "learning_rate" in self.hyperparameters:  # which may have been found
+            kept["model.learning_rate"] = spoken(self.hyperparameters["learning_rate"])
+        return kept
 
     @property
     def task(self) -> str:

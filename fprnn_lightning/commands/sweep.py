@@ -145,7 +145,11 @@ class State:
 
     def has_finished(self, name: str) -> bool:
         """Whether a run has been trained and tested."""
-        return any((self.folder / name).glob("*/*/run_*/length_curve.csv"))
+        return any(self._curves(name))
+
+    def _curves(self, name: str) -> Iterator[Path]:
+        """What finished runs of this name have written last."""
+        return (self.folder / name).glob("*/*/run_*/length_curve.csv")
 
     def report(self) -> None:
         """Says what there is to do."""
@@ -210,7 +214,7 @@ class State:
             [name for name in self.names if self.records[name].state == state] for state in ("finished", "crashed")
         )
         if finished:
-            compare([self.folder / name for name in finished], self.folder)
+            compare([curve.parent for name in finished for curve in self._curves(name)], self.folder)
         for name in crashed:
             print(f"\n{name} crashed with {self.records[name].ended}, {self.folder / name / 'output.log'} ends:")
             print("\n".join(f"    {line}" for line in self.records[name].last_lines))

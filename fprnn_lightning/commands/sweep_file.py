@@ -16,6 +16,7 @@ import yaml
 from fprnn_lightning.sentences import UsageError, nearest, one_line
 
 KEYS = ("config", "options", "grid", "runs")
+RESERVED = {"compare", "lock", "slurm", "state"}  # what the folder of a sweep has besides, whatever its ending
 SET_BY_SWEEP = {"trainer.default_root_dir": "--root", "ckpt_path": "--resume"}
 
 Settings = dict[str, Any]  # keys of a configuration, dotted; config and seed are special
@@ -61,6 +62,9 @@ def _runs(content: Any) -> list[Run]:
     axes = [list(_values(key, axis)) for key, axis in _mapping("grid", content.get("grid", {})).items()]
     combinations = list(product(*axes)) if axes else []
     named = _mapping("runs", content.get("runs", {}))
+    for name in named:
+        if name != _file_name(name) or name.partition(".")[0] in RESERVED:
+            raise ValueError(f"runs: {name} cannot be a folder's name here, {_file_name(name) or 'run'}_0 could")
     combinations += [((name, _mapping(f"runs: {name}", own)),) for name, own in named.items()]
     if not combinations:
         raise ValueError("names no run, it needs a grid or runs")

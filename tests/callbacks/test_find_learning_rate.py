@@ -71,7 +71,7 @@ def test_it_is_told_drawn_and_nothing_else_is_left(fit, tmp_path, capsys):
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("learning rate"))
     assert f"learning rate {learner.learning_rate:.3g} found after" in line
     folder = Path(trainer.log_dir)
-    assert (folder / "learning_rate.png").read_bytes().startswith(b"\x89PNG")
+    assert Path(trainer.default_root_dir, "learning_rate.png").read_bytes().startswith(b"\x89PNG")
     names = {path.name.partition(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
     assert names == {"events", "hparams", "learning_rate"}
     assert b"learning_rate" in b"".join(path.read_bytes() for path in folder.glob("events*"))

@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -15,9 +15,9 @@ ACCURACIES = ["token_accuracy", "last_token_accuracy", "sequence_accuracy", "sca
 
 def test_table_csv_png_and_tensorboard(small_learner, small_task, small_trainer, tmp_path, capsys):
     logger = TensorBoardLogger(tmp_path, name="", version="run_0")
-    trainer = small_trainer(callbacks=[LengthCurve()], logger=logger)
-    trainer.test(small_learner(chance=0.5), small_task(), verbose=False)
     folder = tmp_path / "run_0"
+    trainer = small_trainer(callbacks=[LengthCurve()], logger=logger, default_root_dir=folder)
+    trainer.test(small_learner(chance=0.5), small_task(), verbose=False)
     with open(folder / "length_curve.csv", newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["length", *ACCURACIES, "sequences"]
@@ -42,8 +42,9 @@ def test_table_csv_png_and_tensorboard(small_learner, small_task, small_trainer,
         assert points == [(int(row[0]), pytest.approx(float(row[column]), abs=1e-6)) for row in rows]
 
 
-def test_without_a_logger_the_files_go_to_the_root(small_learner, small_task, small_trainer, tmp_path):
-    small_trainer(callbacks=[LengthCurve()]).test(small_learner(), small_task(), verbose=False)
+def test_the_files_go_to_the_root_whatever_logs(small_learner, small_task, small_trainer, tmp_path):
+    logger = CSVLogger(tmp_path / "elsewhere")
+    small_trainer(callbacks=[LengthCurve()], logger=logger).test(small_learner(), small_task(), verbose=False)
     assert {"length_curve.csv", "length_curve.png"} <= {path.name for path in tmp_path.iterdir()}
 
 

@@ -315,3 +315,35 @@ def test_a_folder_that_is_no_export_is_refused(
 ) -> None:
     config = ["--config", str(checkpoint.parent / "config.yaml")]
     refused(capsys, ["test", *config, "--ckpt_path", str(tmp_path)], f"ckpt_path: {tmp_path} has no config.json")
+
+
+COMMAND = {"class_path": "os.system", "init_args": {"command": "touch run"}}
+
+
+def test_what_an_exported_folder_names_is_not_run(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = json.loads((copied / "config.json").read_text())
+    config["model"]["mixer"] = COMMAND
+    (copied / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"os\.system is not a class of fprnn_lightning"):
+        fprnn_lightning.load_pretrained(copied)
+    config["task"] = COMMAND
+    (copied / "config.json").write_text(json.dumps(config))
+    refused(capsys, ["generate", "--pretrained", str(copied), "--prompt", "1"], "os.system is not a class")
+    assert not Path("run").exists()
+
+
+def test_what_a_checkpoint_names_is_not_run(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = torch.load(checkpoint, weights_only=True)
+    content["hyper_parameters"]["mixer"] = COMMAND
+    torch.save(content, "evil.ckpt")
+    config = ["--config", str(checkpoint.parent / "config.yaml")]
+    refused(capsys, ["test", *config, "--ckpt_path", "evil.ckpt"], "evil.ckpt", "os.system is not a class")
+    refused(capsys, ["export", "--ckpt_path", "evil.ckpt", "--output", "out"], "os.system is not a class")
+    assert not Path("run").exists()
+    assert not Path("out").exists()

@@ -85,6 +85,8 @@ def test_single_runs_are_named_and_come_after_the_grid():
         ("options: {trainer.default_root_dir: a}\ngrid: {seed: [0]}", "set by the sweep, see its --root"),
         ("grid: {model.width: [8, 8]}", "two runs are called width_8"),
         ("grid: {mixer: {a: {model.width: 8}, b: {model.width: 8}}}", "runs a and b are the same"),
+        ("runs: {../wide: {model.width: 8}}", "runs: ../wide cannot be a folder's name here"),
+        ("runs: {state.yaml: {model.width: 8}}", "runs: state.yaml cannot be a folder's name here"),
         ("grid: {a.rank: [1, 2], b.rank: [1, 2]}\nruns: {rank_1-rank_2: {model.width: 8}}", "two runs are called"),
     ],
 )
