@@ -52,7 +52,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path, monkeypatch: pytest.M
     def timing(output: Path | None = None) -> None:
         """Times nothing."""
 
-    for name in ("scan", "solver", "mixers", "data"):
+    for name in ("scan", "solver", "mixers", "devices", "data"):
         monkeypatch.setattr(cli.bench, name, timing)
     monkeypatch.setattr("fprnn_lightning.commands.sweep.follow", lambda *_: None)  # all runs are checked, none is run
     monkeypatch.chdir(tmp_path)

@@ -36,6 +36,7 @@ from fprnn_lightning.callbacks import GradientNorm, NonFiniteGuard, SolverReport
 from fprnn_lightning.commands.bench_mixers import fixed_point
 from fprnn_lightning.commands.timing import report
 from fprnn_lightning.mixers.dense import DenseMixer
+from fprnn_lightning.tasks.base import count_scored
 from fprnn_lightning.training import FixedLength, SequenceLearner, Sharded, WarmupConstant
 
 VOCABULARY = 60  # of A5
@@ -196,20 +197,22 @@ class Meter(Callback):
 
 
 class Tokens(IterableDataset):
-    """Random batches without end: tokens and labels (sequences, length)."""
+    """A process's part of random batches without end: tokens and labels (sequences, length), and what all score."""
 
-    def __init__(self, sequences: int, length: int) -> None:
+    def __init__(self, sequences: int, length: int, ranks: int) -> None:
         self.shape = 2, sequences, length
+        self.ranks = ranks
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         while True:
-            yield tuple(torch.randint(VOCABULARY, self.shape).unbind())
+            tokens, targets = torch.randint(VOCABULARY, self.shape).unbind()
+            yield tokens, targets, self.ranks * count_scored(targets)
 
 
 def train_all(ranks: int, width: int, layers: int, batch: int, time: int) -> dict[str, list[Found]]:
     """Trains every mixer under every strategy, as one of so many processes."""
     strategies = STRATEGIES if ranks > 1 else {"one process": lambda: "auto"}
-    tokens = Tokens(batch // ranks, time)
+    tokens = Tokens(batch // ranks, time, ranks)
     found: dict[str, list[Found]] = {mixer: [] for mixer in MIXERS}
     for mixer, factory in MIXERS.items():
         for strategy, make in strategies.items():

@@ -115,6 +115,9 @@ class SequenceMixer(nn.Module, ABC):
         """
         return None
 
+    def decide_jointly(self) -> None:
+        """Has what is decided in training, such as when an iteration stops, decided by all ranks together."""
+
     def diagnostics(self) -> dict[str, Tensor]:
         """What the last `forward` tells about itself, per sequence (B,); empty for mixers that do not iterate."""
         return {}

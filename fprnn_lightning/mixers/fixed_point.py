@@ -4,9 +4,9 @@
 
 One iteration from y = 0 is the diagonal RNN, the limit is `DenseMixer`; both share every equation but this loop. Each
 iteration is parallel over time. In evaluation every prefix of every sequence stops for itself, so that no output
-depends on the batch, on later tokens or on padding; in training the batch stops when enough of it has converged, on
-all ranks together. Within `context_parallel`, both are decided for the sequences of which there are slices, and what
-diagnostics tell of an evaluation is of the prefixes that end with the slice.
+depends on the batch, on later tokens or on padding; in training the batch stops when enough of it has converged, after
+`decide_jointly` on all ranks together. Within `context_parallel`, both are decided for the sequences of which there are
+slices, and what diagnostics tell of an evaluation is of the prefixes that end with the slice.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
 """
@@ -35,7 +35,7 @@ from fprnn_lightning.solvers.caps import Draws, IterationCap
 from fprnn_lightning.solvers.gradients import Implicit
 from fprnn_lightning.solvers.items import PREFIXES, SEQUENCES, Items, change_of_tokens
 from fprnn_lightning.solvers.picard import Picard
-from fprnn_lightning.solvers.stopping import share_here, share_on_all_ranks
+from fprnn_lightning.solvers.stopping import Share, share_here, share_on_all_ranks
 
 Report = dict[str, Tensor]  # each (B,): iterations, residual and converged, and of the gradient's solve as adjoint_...
 
@@ -95,6 +95,11 @@ class FixedPointMixer(RecurrentMixer):
         self.draws = Draws() if _is_random(train_iterations) else None
         self._previous = torch.empty(0)  # the states of the last training batch if starts are warm, else never any
         self._report: Report = {}
+        self.share: Share = share_here
+
+    def decide_jointly(self) -> None:
+        """An iteration on a training batch stops when the share of all ranks' sequences has converged."""
+        self.share = share_on_all_ranks
 
     def describe(self) -> dict[str, str | int | float]:
         cap = self.train_iterations
@@ -226,12 +231,12 @@ class FixedPointMixer(RecurrentMixer):
             independent, measure = not self.training, None
             if fused is not None and not torch.is_grad_enabled():
                 function, measure = fused, fused.measure
-            options = {"independent": independent, "share": share_on_all_ranks, "items": items, "measure": measure}
+            options = {"independent": independent, "share": self.share, "items": items, "measure": measure}
             return solve(function, initial, self.solver, self.stopping, iterations, **options)
 
         if torch.is_grad_enabled():
             on_adjoint = partial(_add_to, report, "adjoint_")
-            share = share_on_all_ranks if self.training else share_here
+            share = self.share if self.training else share_here
             solution = self.gradient.differentiate(find, iterate, initial, iterations, on_adjoint, share, adjoint_items)
         else:
             solution = find(iterate, initial, iterations=iterations)

@@ -153,6 +153,11 @@ class SequenceLearner(LightningModule):
         total = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
         return total / scored
 
+    def on_fit_start(self) -> None:
+        if self.trainer.world_size > 1:
+            for block in self.model.blocks:
+                block.mixer.decide_jointly()
+
     def on_train_start(self) -> None:
         """Ends a resumed run at once if the learning rate has come to 0 for good."""
         if self.schedule.finished(self.global_step, self.curriculum.steps_at_end(self.global_step)):

@@ -38,14 +38,16 @@ def test_the_small_exchanges_are_those_of_the_cost_model(rows: list[dict[str, st
     for row in rows:
         if row["strategy"] == "DDP":
             small = float(row["all_reduce"]) - 1 + float(row["barrier"]) + float(row["broadcast"])
-            assert small == pytest.approx(bench_devices.SMALL, abs=0.5)
+            iterations = {"fp_rnn": 2 * 15, "dense": 0}[row["mixer"]]  # of two layers, but for the last
+            assert small == pytest.approx(bench_devices.SMALL + iterations, abs=0.5)
 
 
 def test_the_counts_are_those_of_the_strategy(rows: list[dict[str, str]]) -> None:
     blocks = 2
     for row in rows:
         gathers = {"one process": 0, "DDP": 0, "sharded": 2 * blocks + 1}[row["strategy"]]  # the rest of the model once
-        assert float(row["all_gather"]) == gathers
+        reports = 0 if row["strategy"] == "one process" else 0.2  # two every tenth step
+        assert float(row["all_gather"]) == pytest.approx(gathers + reports)
         assert float(row["reduce_scatter"]) == (blocks + 1 if gathers else 0)
         assert (float(row["all_reduce"]) > 0) == (row["strategy"] != "one process")
 

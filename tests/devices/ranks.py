@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -24,6 +25,7 @@ from fprnn_lightning.cli import main
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["fprnn_lightning.cli"])
 SECONDS = 60.0
+GPUS = torch.cuda.device_count()
 
 
 class Ranks:
@@ -84,8 +86,13 @@ class Ranks:
 
 
 def command_line(arguments: list[str], ranks: int, folder: Path, **options: Any) -> Ranks:
-    """`python -m fprnn_lightning` with these arguments on so many CPU processes; its result is the exit code."""
-    devices = ["--trainer.accelerator=cpu", f"--trainer.devices={ranks}"]
+    """`python -m fprnn_lightning` with these arguments on so many processes; its result is the exit code.
+
+    Where there are several GPUs, each process has one, and they talk by nccl.
+    """
+    if ranks > GPUS > 1:
+        pytest.skip(f"needs {ranks} GPUs, here are {GPUS}")
+    devices = [f"--trainer.accelerator={'gpu' if GPUS > 1 else 'cpu'}", f"--trainer.devices={ranks}"]
     devices += ["--trainer.strategy=ddp"] if ranks > 1 else []
     return Ranks(main, ranks, folder, [*arguments, *devices], **options)
 

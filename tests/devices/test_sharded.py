@@ -25,6 +25,7 @@ from fprnn_lightning.cores.selective_ssm import SelectiveSSM
 from fprnn_lightning.mixers.dense import DenseMixer
 from fprnn_lightning.mixers.diagonal import DiagonalMixer
 from fprnn_lightning.solvers.caps import RandomCap
+from fprnn_lightning.tasks.base import count_scored
 from fprnn_lightning.training import (
     FixedLength,
     SequenceLearner,
@@ -75,10 +76,10 @@ MIXERS = {"fixed_point": random_iterations, "dense": DenseMixer, "diagonal": sel
 class Batches(IterableDataset):
     """Given batches, once."""
 
-    def __init__(self, batches: list[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, batches: list[tuple[Tensor, ...]]) -> None:
         self.batches = batches
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         return iter(self.batches)
 
 
@@ -98,7 +99,8 @@ class Trace(Callback):
         self.norms.append(global_norm(pl_module))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: SequenceLearner, *_: Any) -> None:
-        self.losses.append(float(trainer.callback_metrics["train/loss"]))
+        if not trainer.fit_loop._should_accumulate():
+            self.losses.append(float(trainer.callback_metrics["train/loss"]))
         if trainer.global_step == SAVED_AFTER and self.path is not None:
             trainer.save_checkpoint(self.path)
 
@@ -145,10 +147,11 @@ def train(
     """Trains on this rank's part of the batches, from a checkpoint if there is one; and the state at the end."""
     rank, ranks = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     trace, model = Trace(save), learner(mixer, recompute=recompute)
-    own = [tuple(part.chunk(ranks)[rank] for part in batch) for batch in batches()]
+    accumulated = options.get("accumulate_grad_batches", 1)
+    own = [(*(part.chunk(ranks)[rank] for part in batch), accumulated * count_scored(batch[1])) for batch in batches()]
     fit = trainer(strategy, folder, callbacks=[trace], **options)
     training = Batches(own[SAVED_AFTER:] if resume else own)
-    measured = Batches(own[:1] * (1 + rank))  # more on some processes than on others
+    measured = Batches([own[0][:2]] * (1 + rank))  # more on some processes than on others
     loaders = [DataLoader(stream, batch_size=None) for stream in (training, measured)]
     fit.fit(model, *loaders, ckpt_path=resume, weights_only=True)
     state = fit._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -190,7 +193,8 @@ def spoilt(folder: Path) -> str:
     """What is said of a loss that is not finite."""
     fit = trainer(Sharded(), folder, callbacks=[Spoil(), NonFiniteGuard()])
     with pytest.raises(NonFiniteError) as raised:
-        fit.fit(learner("dense"), DataLoader(Batches(batches()), batch_size=None))
+        counted = [(tokens, targets, count_scored(targets)) for tokens, targets in batches()]
+        fit.fit(learner("dense"), DataLoader(Batches(counted), batch_size=None))
     return str(raised.value)
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What CI cannot do: the tests of the scan backends and their timings on an NVIDIA GPU, summed up in
-# tests/gpu/reports/<gpu>-<date>.md. Takes under 8 minutes once PyTorch is installed; call it from anywhere.
+# tests/gpu/reports/<gpu>-<date>.md, and where there are several GPUs runs on them, by nccl. Takes under 8 minutes once
+# PyTorch is installed, 4 more with several GPUs; call it from anywhere.
 #
 #   tests/gpu/run_on_gpu.sh                  uses the environment of `make test`, .venv, and makes it if need be
 #   PYTHON=python3 tests/gpu/run_on_gpu.sh   uses a Python (name or full path) that has what pyproject.toml requires
@@ -34,6 +35,12 @@ limited() { # seconds, step, command...: Ctrl-C after so many seconds, so that w
 limited 300 "1/3 the backends agree" \
     "$PYTHON" -m pytest -q -m "not slow" -p no:cacheprovider --junitxml="$results/tests.xml" \
     tests/scan/test_linear_triton.py tests/scan/test_selective_triton.py
+if (($("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') > 1)); then
+    limited 240 "several GPUs are as one" \
+        "$PYTHON" -m pytest -q -m "not slow" -p no:cacheprovider --junitxml="$results/devices.xml" \
+        tests/devices/test_one_rank_or_many.py tests/devices/test_evaluation_on_ranks.py \
+        tests/devices/test_context_parallel.py
+fi
 limited 50 "2/3 errors, and mamba_ssm if it is installed" "$PYTHON" tests/gpu/compare.py "$results/compare.md"
 limited 90 "3/3 bench scan" "$PYTHON" -m fprnn_lightning bench scan --output "$results/scan.csv"
 
