@@ -64,7 +64,7 @@ def compared(monkeypatch):
     """What has been compared: the names of the runs, for each time."""
     times = []
     module = ModuleType("fprnn_lightning.commands.compare")
-    module.compare = lambda folders, output=None: times.append([folder.name for folder in folders])
+    module.compare = lambda folders, output=None: times.append([run.parents[2].name for run in folders])
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return times
 
