@@ -14,7 +14,6 @@ Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -235,9 +234,14 @@ class FixedPointMixer(RecurrentMixer):
             return solve(function, initial, self.solver, self.stopping, iterations, **options)
 
         if torch.is_grad_enabled():
-            on_adjoint = partial(_add_to, report, "adjoint_")
             share = self.share if self.training else share_here
-            solution = self.gradient.differentiate(find, iterate, initial, iterations, on_adjoint, share, adjoint_items)
+
+            def solve_adjoint(*adjoint: Any) -> Solution:
+                found = solve(*adjoint, items=adjoint_items, share=share)
+                _add_to(report, "adjoint_", found)
+                return found
+
+            solution = self.gradient.differentiate(find, iterate, initial, iterations, solve_adjoint)
         else:
             solution = find(iterate, initial, iterations=iterations)
         _add_to(report, "", solution)

@@ -16,16 +16,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fprnn_lightning.solvers.base import Function, Solution, solve
-from fprnn_lightning.solvers.items import SEQUENCES, Items
 from fprnn_lightning.solvers.picard import Picard
-from fprnn_lightning.solvers.stopping import Share, Stopping, share_here
+from fprnn_lightning.solvers.stopping import Stopping
 
 Find = Callable[..., Solution]
-OnAdjoint = Callable[[Solution], None]
-
-
-def _not_told(adjoint: Solution) -> None:
-    """Takes no note of it."""
 
 
 class GradientRule(ABC):
@@ -37,19 +31,11 @@ class GradientRule(ABC):
 
     @abstractmethod
     def differentiate(
-        self,
-        find: Find,
-        function: Function,
-        initial: Tensor,
-        iterations: int,
-        on_adjoint: OnAdjoint = _not_told,
-        share: Share = share_here,
-        items: Items = SEQUENCES,
+        self, find: Find, function: Function, initial: Tensor, iterations: int, solve_adjoint: Find = solve
     ) -> Solution:
         """What `find(function, initial, iterations=...)` finds within so many steps, with this rule's gradient.
 
-        A rule that solves for its gradient judges items of that, stops when all has converged of what `share` is the
-        share of, and tells `on_adjoint` in every backward how far it got.
+        A rule that solves for its gradient does so by `solve_adjoint`, which is called as `solve` in every backward.
         """
 
 
@@ -58,14 +44,7 @@ class Unrolled(GradientRule):
     """The gradient of the iteration itself; its memory grows with the iterations."""
 
     def differentiate(
-        self,
-        find: Find,
-        function: Function,
-        initial: Tensor,
-        iterations: int,
-        on_adjoint: OnAdjoint = _not_told,
-        share: Share = share_here,
-        items: Items = SEQUENCES,
+        self, find: Find, function: Function, initial: Tensor, iterations: int, solve_adjoint: Find = solve
     ) -> Solution:
         return find(function, initial, iterations=iterations)
 
@@ -75,14 +54,7 @@ class OneStep(GradientRule):
     """The gradient of the last step alone, the paper's: cheap, and not the true gradient."""
 
     def differentiate(
-        self,
-        find: Find,
-        function: Function,
-        initial: Tensor,
-        iterations: int,
-        on_adjoint: OnAdjoint = _not_told,
-        share: Share = share_here,
-        items: Items = SEQUENCES,
+        self, find: Find, function: Function, initial: Tensor, iterations: int, solve_adjoint: Find = solve
     ) -> Solution:
         with torch.no_grad():
             found = find(function, initial, iterations=iterations - 1)
@@ -109,14 +81,7 @@ class Implicit(GradientRule):
             raise ValueError(f"Implicit: iterations is {self.iterations}, must be at least 1")
 
     def differentiate(
-        self,
-        find: Find,
-        function: Function,
-        initial: Tensor,
-        iterations: int,
-        on_adjoint: OnAdjoint = _not_told,
-        share: Share = share_here,
-        items: Items = SEQUENCES,
+        self, find: Find, function: Function, initial: Tensor, iterations: int, solve_adjoint: Find = solve
     ) -> Solution:
         with torch.no_grad():
             found = find(function, initial, iterations=iterations - 1)
@@ -128,9 +93,7 @@ class Implicit(GradientRule):
             def step(g: Tensor) -> Tensor:
                 return grad + torch.autograd.grad(f_y, y, g, retain_graph=True)[0]
 
-            solution = solve(step, grad, Picard(), stopping, self.iterations, items=items, share=share)
-            on_adjoint(solution)
-            return solution.value
+            return solve_adjoint(step, grad, Picard(), stopping, self.iterations).value
 
         return replace(found, value=_WithAdjoint.apply(f_y, adjoint), steps=found.steps + 1)
 

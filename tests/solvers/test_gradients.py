@@ -14,9 +14,22 @@ STOPPING = Stopping(1e-13, 1.0)
 SOLVERS = [Picard(), Anderson(3)]
 
 
+def telling(on_solution):
+    """`solve`, which tells of every solution."""
+
+    def solve_and_tell(*arguments):
+        solution = solve(*arguments)
+        on_solution(solution)
+        return solution
+
+    return solve_and_tell
+
+
 def _differentiated(rule, weight, b, solver=SOLVERS[0], on_adjoint=lambda solution: None, iterations=200):
     find = partial(solve, solver=solver, stopping=STOPPING)
-    return rule.differentiate(find, lambda y: torch.tanh(y @ weight.T + b), torch.zeros_like(b), iterations, on_adjoint)
+    return rule.differentiate(
+        find, lambda y: torch.tanh(y @ weight.T + b), torch.zeros_like(b), iterations, telling(on_adjoint)
+    )
 
 
 @pytest.fixture
@@ -77,7 +90,7 @@ def test_the_cap_counts_the_recorded_step(rule, solver):
     find = partial(solve, solver=solver, stopping=Stopping(0.0))
     for iterations in (1, 5):
         calls.clear()
-        rule.differentiate(find, function, torch.zeros(1, 1), iterations, print)
+        rule.differentiate(find, function, torch.zeros(1, 1), iterations, telling(print))
         assert len(calls) == iterations
 
 
@@ -100,7 +113,7 @@ def test_an_adjoint_that_diverges_is_told_although_the_value_has_converged():
     y = torch.zeros(2, 3, requires_grad=True)
     scale = torch.full((), 3.0, requires_grad=True)
     find = partial(solve, solver=Picard(), stopping=STOPPING)
-    found = Implicit(20).differentiate(find, lambda y: scale * y, y, 20, told.append)
+    found = Implicit(20).differentiate(find, lambda y: scale * y, y, 20, telling(told.append))
     assert found.converged.all()
     found.value.sum().backward()
     assert not told[0].converged.any() and (told[0].residual > 0.5).all()
@@ -122,7 +135,9 @@ def test_the_memory_of_one_step_does_not_grow_with_the_iterations(problem):
         weight, b = problem
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             find = partial(solve, solver=solver, stopping=stopping)
-            rule.differentiate(find, lambda y: torch.tanh(y @ weight.T + b), torch.zeros_like(b), iterations, print)
+            rule.differentiate(
+                find, lambda y: torch.tanh(y @ weight.T + b), torch.zeros_like(b), iterations, telling(print)
+            )
         return sum(storages.values())
 
     for solver in SOLVERS:
