@@ -9,13 +9,14 @@ Sources of colours: Okabe and Ito, Color Universal Design (2008), as far as they
 be under simulated red and green blindness (Machado, Oliveira, Fernandes, 2009).
 """
 
-import re
 from collections.abc import Mapping
 from itertools import product
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from matplotlib.axes import Axes
+
+from fprnn_lightning.mixers.base import snake_case
 
 BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "0.45"
 
@@ -56,7 +57,7 @@ def mixer_label(mixer: Mapping[str, Any]) -> str:
     Args:
         mixer: its configuration, a class_path and perhaps init_args, as in config.yaml.
     """
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_name(mixer).removesuffix("Mixer")).lower()
+    name = snake_case(class_name(mixer).removesuffix("Mixer"))
     arguments = mixer.get("init_args")
     parts = (class_name(arguments.get(part)) for part in ("core", "channel_mixer")) if arguments else ()
     return " ".join(filter(None, (name, *parts)))

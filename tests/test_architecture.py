@@ -15,7 +15,7 @@ ARROWS = {  # room: what of the package it may import besides itself
     "sentences": [],
     "whole_files": [],
     "run_folders": ["sentences"],
-    "figures": [],
+    "figures": ["mixers.base"],
     "pretrained": ["training", "mixers.base", "tasks.base", "sentences"],
     "scan": [],
     "channel_mixers": ["solvers"],
