@@ -67,8 +67,10 @@ from fprnn_lightning.sentences import (
     concrete_subclasses,
     nearest,
     one_line,
+    raised_in_union,
 )
 from fprnn_lightning.tasks import SequenceTask
+from fprnn_lightning.tasks.base import share
 from fprnn_lightning.training import FixedLength, SequenceLearner, WholeCheckpoints, read_checkpoint
 from fprnn_lightning.whole_files import write_whole
 
@@ -240,11 +242,7 @@ class CommandLine(LightningCLI):
         try:
             return make()
         except (ValueError, MisconfigurationException) as error:
-            while str(error).startswith("Does not validate against any of the Union"):
-                error = error.__cause__  # what the constructor raised
-            if not isinstance(error, (ValueError, MisconfigurationException)):
-                raise error
-            raise UsageError(one_line(error)) from error
+            raise UsageError(one_line(raised_in_union(str(error)))) from error
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         self._check_curriculum()
@@ -271,7 +269,9 @@ class CommandLine(LightningCLI):
             )
             check_devices(trainer)
             if self.subcommand == "fit":
-                self.datamodule.check_division(trainer.world_size, trainer.accumulate_grad_batches)
+                _, shares = share(trainer)
+                self.datamodule.check_division(shares, trainer.accumulate_grad_batches)
+                self.model.check_slices(trainer.world_size // shares)
             return trainer
         except (ValueError, RuntimeError, MisconfigurationException) as error:
             if self.folder.is_dir() and not any(self.folder.iterdir()):

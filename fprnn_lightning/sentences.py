@@ -103,6 +103,14 @@ def about_other_processes(error: RuntimeError, joined: bool) -> str | None:
     )
 
 
+def raised_in_union(text: str) -> str:
+    """What a constructor has raised, of a text about all members of a union of types; another text as it is."""
+    found = re.findall(
+        r"^\s*- (?!Expected an? |Does not)(.+?)(?=\n\s*- |\nGiven value)", text, re.MULTILINE | re.DOTALL
+    )
+    return found[-1] if found and text.startswith("Does not validate against any of the Union") else text
+
+
 def one_line(text: object) -> str:
     """The text without its line breaks and indentation."""
     return " ".join(str(text).split())

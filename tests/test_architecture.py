@@ -24,7 +24,7 @@ ARROWS = {  # room: what of the package it may import besides itself
     "cores": ["scan"],
     "mixers": ["cores", "channel_mixers", "solvers", "scan"],
     "model": ["mixers.base"],
-    "training": ["model", "mixers.base", "sentences", "whole_files"],
+    "training": ["model", "mixers.base", "scan", "sentences", "whole_files"],
     "callbacks": ["mixers.base", "training.metrics", "scan", "whole_files", "figures"],
     "launchers": ["sentences"],
     "commands": [

@@ -1,4 +1,4 @@
-"""A learning rate found before training: a copy of the model is trained for some steps while the rate rises from low to
+"""A learning rate found before training: the model is trained for some steps while the rate rises from low to
 high, and a tenth of the rate at which its loss is lowest,
 
     rate = argmin loss(rate) / 10,    loss averaged over neighbouring steps,
@@ -9,16 +9,19 @@ were, and the optimiser is made with the found rate as if it had been configured
 Source: the range test of Smith 2017 (arXiv 1506.01186).
 """
 
-from copy import deepcopy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 from matplotlib.figure import Figure
+from torch.distributed.tensor import DTensor
 
 from fprnn_lightning.figures import BLUE, VERMILION, tidy
 from fprnn_lightning.whole_files import write_whole
@@ -98,36 +101,60 @@ def range_test(trainer: Trainer, pl_module: LightningModule, rates: np.ndarray) 
 
     Args:
         trainer: says device, precision, clipping, accumulation, and averages over the ranks.
-        pl_module: the learner, which is copied.
+        pl_module: the learner, which is put back as it was.
         rates: learning rates, rising.
     """
-    learner = deepcopy(pl_module).train()
-    optimizer = learner.configure_optimizers()["optimizer"]
-    length, parts, losses = learner.curriculum.length(0), trainer.accumulate_grad_batches, []
+    optimizer = pl_module.configure_optimizers()["optimizer"]
+    length, parts, losses = pl_module.curriculum.length(0), trainer.accumulate_grad_batches, []
     batches = iter(trainer.datamodule.train_dataloader())
-    for rate in rates.tolist():
-        optimizer.zero_grad()
-        total = 0.0
-        for _ in range(parts):
-            batch = [part.to(learner.device) for part in next(batches)]
-            tokens, targets, scored = learner.learnt(batch, length)
-            with trainer.precision_plugin.forward_context():
-                loss = learner.loss(learner(tokens), targets, scored / trainer.world_size)
-            loss.backward()
-            total += trainer.strategy.reduce(loss.detach(), reduce_op="mean").item()
-        if not total < DIVERGED * (losses or [np.inf])[0]:
-            break
-        losses.append(total)
-        if trainer.world_size > 1:
-            for parameter in learner.parameters():
-                if parameter.grad is not None:
-                    parameter.grad = trainer.strategy.reduce(parameter.grad, reduce_op="mean")
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        clip = trainer.gradient_clip_val or 0.0, trainer.gradient_clip_algorithm or "norm"
-        trainer.precision_plugin.clip_gradients(optimizer, *clip)
-        optimizer.step()
+    with put_back(pl_module):
+        for rate in rates.tolist():
+            total = 0.0
+            for _ in range(parts):
+                batch = [part.to(pl_module.device) for part in next(batches)]
+                with trainer.precision_plugin.forward_context():
+                    loss = pl_module.learn(batch, length).loss / parts
+                pl_module.backward(loss)
+                total += trainer.strategy.reduce(loss.detach(), reduce_op="mean").item()
+            if not total < DIVERGED * (losses or [np.inf])[0]:
+                break
+            losses.append(total)
+            average_gradients(trainer, pl_module)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            clip = trainer.gradient_clip_val or 0.0, trainer.gradient_clip_algorithm or "norm"
+            trainer.precision_plugin.clip_gradients(optimizer, *clip)
+            optimizer.step()
+            optimizer.zero_grad()
     return losses
+
+
+@contextmanager
+def put_back(learner: LightningModule) -> Iterator[None]:
+    """Within it a learner trains; afterwards it is as it was."""
+    parameters = list(learner.parameters())
+    before = [parameter.detach().clone() for parameter in parameters]
+    training = learner.training
+    with ExitStack() as stack:
+        for block in learner.model.blocks:
+            stack.enter_context(block.mixer.repeatable()())
+        learner.train()
+        try:
+            yield
+        finally:
+            learner.train(training)
+            with torch.no_grad():
+                for parameter, value in zip(parameters, before, strict=True):
+                    parameter.copy_(value)
+                    parameter.grad = None
+
+
+def average_gradients(trainer: Trainer, learner: LightningModule) -> None:
+    """Makes gradients their means over the ranks; where weights are sharded, backward has done so."""
+    if trainer.world_size > 1:
+        for parameter in learner.parameters():
+            if parameter.grad is not None and not isinstance(parameter.grad, DTensor):
+                parameter.grad = trainer.strategy.reduce(parameter.grad, reduce_op="mean")
 
 
 def suggest(rates: np.ndarray, losses: np.ndarray) -> float | None:

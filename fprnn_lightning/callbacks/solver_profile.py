@@ -61,7 +61,7 @@ class SolverProfile(Callback):
                 if profile.contraction is not None and trainer.is_global_zero:  # whose batch is the first of the set
                     factors = {"contraction": profile.contraction, "contraction_bound": profile.contraction_bound}
                     largest = {f"{prefix}/{name}": factor.max() for name, factor in factors.items()}
-                    pl_module.log_dict(largest, rank_zero_only=True)
+                    pl_module.log_dict(largest, rank_zero_only=True, sync_dist=True)  # both, or Lightning warns
                 if trainer.is_global_zero:
                     _write(trainer, profile, prefix)
 

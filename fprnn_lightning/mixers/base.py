@@ -74,6 +74,8 @@ class SequenceMixer(nn.Module, ABC):
         width: channels of the input and of the output.
     """
 
+    can_be_sliced = True  # whether several processes can each have a slice in time of longer sequences
+
     def __init__(self, width: int) -> None:
         super().__init__()
         if width < 1:

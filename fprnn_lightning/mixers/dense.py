@@ -40,6 +40,8 @@ class DenseMixer(RecurrentMixer):
         fused: whether to use the CPU kernel where there is one (GatedDiagonal with Householder).
     """
 
+    can_be_sliced = False
+
     def __init__(
         self,
         width: int,

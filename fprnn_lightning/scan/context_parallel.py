@@ -62,6 +62,11 @@ class TimeSlices:
             raise ValueError(f"a sequence of {x.shape[1]} tokens cannot be cut into {self.size} slices of at least one")
         return x.tensor_split(self.size, 1)[self.rank]
 
+    def place(self, x: Tensor, time: int) -> Tensor:
+        """The inverse of `cut` but for zeros: this rank's slice (B, t, ...) at its place in (B, T, ...)."""
+        places = self.cut(torch.arange(time, device=x.device)[None])[0]
+        return x.new_zeros(len(x), time, *x.shape[2:]).index_copy_(1, places, x)
+
     def gather(self, x: Tensor) -> Tensor:
         """x of every rank, which must have one shape and dtype: (...) -> (size, ...). Without gradient."""
         x = x.detach().contiguous()

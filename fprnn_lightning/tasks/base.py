@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -186,7 +186,7 @@ class SequenceTask(LightningDataModule, ABC):
     def train_dataloader(self) -> DataLoader:
         """Batches of tokens (B, T), targets (B, T) and `scored` (2, T), of all devices' batches of the step together:
         the scored positions among the first t tokens, and the sequences with one."""
-        (rank, ranks), accumulated = self._place(), self.trainer.accumulate_grad_batches if self.trainer else 1
+        (rank, ranks), accumulated = share(self.trainer), self.trainer.accumulate_grad_batches if self.trainer else 1
         self.check_division(ranks, accumulated)
         stream = BatchStream(TrainingParts(self._detached(), ranks * accumulated), rank, ranks)
         return TrainingLoader(stream, self._consumed, num_workers=self.workers)
@@ -243,6 +243,12 @@ class SequenceTask(LightningDataModule, ABC):
         task = copy.copy(self)
         task.trainer = None
         return task
+
+
+def share(trainer: Trainer | None) -> tuple[int, int]:
+    """Which of the shares of a training batch is this device's, and of how many; devices may have the same."""
+    place = None if trainer is None else trainer.distributed_sampler_kwargs
+    return (0, 1) if place is None else (place["rank"], place["num_replicas"])
 
 
 def count_scored(targets: Tensor) -> Tensor:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 
 class Curriculum(ABC):
-    """The training length at every optimiser step, `end` at the most."""
+    """The training length at every optimiser step, from `start` to `end`."""
 
+    start: int
     end: int
 
     @abstractmethod
@@ -46,7 +47,7 @@ class FixedLength(Curriculum):
 
     def __init__(self, length: int = 16) -> None:
         _check_lengths(self, length, length)
-        self.end = length
+        self.start = self.end = length
 
     def length(self, step: int) -> int:
         return self.end

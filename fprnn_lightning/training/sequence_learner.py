@@ -6,9 +6,10 @@ first `curriculum.length` tokens, AdamW with weight decay on matrices only, and 
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
@@ -18,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fprnn_lightning.mixers.base import SequenceMixer
 from fprnn_lightning.model import SequenceModel
+from fprnn_lightning.scan import TimeSlices
 from fprnn_lightning.training.curriculum import Curriculum, ProgressiveLengths
 from fprnn_lightning.training.metrics import (
     IGNORED,
@@ -30,11 +32,29 @@ from fprnn_lightning.training.metrics import (
     last_token_accuracy,
 )
 from fprnn_lightning.training.schedules import Schedule, WarmupHoldCosine
-from fprnn_lightning.training.sharding import shard
+from fprnn_lightning.training.sharding import Sharded, shard
 
 Batch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T), -100 = not scored
 # the same and (2, T), of all batches of the step: scored positions among the first t tokens, sequences with one
 TrainingBatch = tuple[Tensor, Tensor, Tensor]
+
+
+class Lesson(NamedTuple):
+    """What a rank has learnt from its part of a batch, all of its sequences or a slice in time of them.
+
+    Args:
+        loss: scalar.
+        logits: (B, T, V).
+        targets: (B, T).
+        scored: the scored positions of all batches of the step, a scalar.
+        slices: the slices in time that the part is one of, None if its sequences are whole.
+    """
+
+    loss: Tensor
+    logits: Tensor
+    targets: Tensor
+    scored: Tensor
+    slices: TimeSlices | None
 
 
 class SequenceLearner(LightningModule):
@@ -132,15 +152,47 @@ class SequenceLearner(LightningModule):
         """Continues prompts greedily: prompt (B, T) -> the tokens that follow (B, length), T and length at least 1."""
         return self.model.generate(prompt, length)
 
-    def learnt(self, batch: TrainingBatch, length: int) -> TrainingBatch:
-        """What is learnt from a batch at a length of the curriculum.
+    def learn(self, batch: TrainingBatch, length: int) -> Lesson:
+        """The loss on a batch at a length of the curriculum.
 
-        Returns:
-            Tokens and targets, both (B, length), and the scored positions of all batches of the step, a scalar.
+        Gradients are averaged over ranks and accumulated batches, so the loss is the sum over the scored positions of
+        the batch, or of this rank's slice of it, divided by their average number: the average of these losses is the
+        mean over all positions.
         """
-        tokens, targets, scored = (part[:, :length] for part in batch)
-        positions, sequences = scored[:, -1]
-        return (tokens, last_labels(targets), sequences) if self.labels == "last" else (tokens, targets, positions)
+        tokens, targets, (positions, sequences) = batch[0][:, :length], batch[1][:, :length], batch[2][:, length - 1]
+        if self.labels == "last":
+            targets, positions = last_labels(targets), sequences
+        with self.time_slices() as slices:
+            if slices is not None:
+                tokens, targets = slices.cut(tokens), slices.cut(targets)
+            logits = self(tokens)
+        parts = self._parts()
+        loss = self.loss(logits, targets, positions / parts if parts > 1 else positions)
+        return Lesson(loss, logits, targets, positions, slices)
+
+    def time_slices(self) -> AbstractContextManager[TimeSlices | None]:
+        """A context in which sequences are slices in time of longer ones, if the strategy cuts them."""
+        strategy = self.trainer.strategy
+        return strategy.time_slices() if isinstance(strategy, Sharded) else nullcontext()
+
+    def check_slices(self, slices: int) -> None:
+        """Says whether every training sequence can be cut into so many slices of time.
+
+        Raises:
+            ValueError: if not.
+        """
+        if slices > 1:
+            for block in self.model.blocks:
+                if not block.mixer.can_be_sliced:
+                    raise ValueError(
+                        f"slices is {slices}, but {type(block.mixer).__name__} walks through whole sequences, token by "
+                        "token; give another model.mixer"
+                    )
+        if self.curriculum.start < slices:
+            raise ValueError(
+                f"slices is {slices}, but the curriculum starts at length {self.curriculum.start}; it must start at "
+                f"{slices} or more"
+            )
 
     def loss(self, logits: Tensor, targets: Tensor, scored: Tensor) -> Tensor:
         """Cross-entropy in nats, its sum over the scored positions divided by a number.
@@ -172,11 +224,8 @@ class SequenceLearner(LightningModule):
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> dict[str, Any]:
         """Learns from the first `curriculum.length` tokens of a batch.
 
-        Gradients are averaged over ranks and accumulated batches, so the loss is the sum over the scored positions of
-        the batch divided by their average number: the average of these losses is the mean over all positions.
-
         Returns:
-            The loss and, for callbacks, the number of tokens.
+            The loss and, for callbacks, the number of tokens, of ranks that share them on average.
 
         Raises:
             ValueError: if the curriculum ends beyond the training sequences.
@@ -187,24 +236,29 @@ class SequenceLearner(LightningModule):
                 f"the curriculum ends at length {self.curriculum.end}, "
                 f"but the training sequences have {available} tokens"
             )
-        tokens, targets, scored = self.learnt(batch, length)
-        logits = self(tokens)
-        parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
-        loss = self.loss(logits, targets, scored / parts if parts > 1 else scored)
-        self._count(loss, logits, targets)
+        lesson = self.learn(batch, length)
+        self._count(lesson, length)
         if self._steps_now():
-            self._conclude_step(length, scored, parts)
-        return {"loss": loss, "tokens": tokens.numel()}
+            self._conclude_step(length, lesson.scored)
+        sharing = 1 if lesson.slices is None else lesson.slices.size
+        return {"loss": lesson.loss, "tokens": len(batch[0]) * length / sharing}
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        with self.time_slices():  # which blocks that are computed again run in
+            super().backward(loss, *args, **kwargs)
 
     @torch.no_grad()
-    def _count(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
-        """Adds to what is known of the step so far: its loss, how many positions are right, sequences by end."""
-        predictions = logits.argmax(-1)
-        totals = torch.stack([loss, (predictions == targets).sum()])
-        counts = torch.cat([totals, count_by_end(predictions, targets).flatten()])
+    def _count(self, lesson: Lesson, length: int) -> None:
+        """Adds to what is known of the step so far: its loss, how many positions are right, sequences by end.
+
+        A sequence in slices counts once in each with a scored position; the furthest end is that of whole sequences.
+        """
+        predictions, targets, slices = lesson.logits.argmax(-1), lesson.targets, lesson.slices
+        totals, ends = torch.stack([lesson.loss, (predictions == targets).sum()]), count_by_end(predictions, targets)
+        counts = torch.cat([totals, (ends if slices is None else slices.place(ends, length)).flatten()])
         self._counts = counts if self._counts is None else self._counts + counts
 
-    def _conclude_step(self, length: int, scored: Tensor, parts: int) -> None:
+    def _conclude_step(self, length: int, scored: Tensor) -> None:
         """Tells log and curriculum of the whole step, of all ranks and accumulated batches."""
         counts = self.trainer.strategy.reduce(self._counts, reduce_op="sum")
         self._counts = None
@@ -212,7 +266,7 @@ class SequenceLearner(LightningModule):
         if self.trainer._logger_connector.should_update_logs:  # a value logged in vain costs half a millisecond
             self.log_dict(
                 {
-                    "train/loss": counts[0] / parts,
+                    "train/loss": counts[0] / self._parts(),
                     "train/token_accuracy": counts[1] / scored,
                     "train/last_token_accuracy": accuracy,
                     "train/length": float(length),
@@ -220,6 +274,10 @@ class SequenceLearner(LightningModule):
                 }
             )
         self.curriculum.observe(accuracy, self.global_step)
+
+    def _parts(self) -> int:
+        """Over how many losses a step's gradients are averaged."""
+        return self.trainer.world_size * self.trainer.accumulate_grad_batches
 
     def _steps_now(self) -> bool:
         """Whether the optimiser steps after this batch."""

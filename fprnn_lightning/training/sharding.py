@@ -1,17 +1,21 @@
 """Weights, gradients and moments cut into as many shards as there are processes (FSDP2): each block's weights are made
 whole where it is computed, forward and backward, and dropped again; its gradients go as means to who has the shards.
 
+Sequences may be cut as well, into slices of time that neighbouring processes share (`scan.context_parallel`).
+
 Checkpoints are those of an unsharded run, one file with the same names: written by the first process, read by all, each
 of which keeps its shards. So a run goes on with any number of processes and any strategy.
 """
 
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
@@ -23,24 +27,36 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from fprnn_lightning.model import SequenceModel
+from fprnn_lightning.scan import TimeSlices, context_parallel
 
 
 class Sharded(ModelParallelStrategy):
     """Every process holds its share of weights, gradients and moments, and draws its share of the batch.
 
-    A validation or test gathers all weights once at its start, so processes may evaluate unlike numbers of batches.
+    A validation or test gathers all weights once at its start, so processes may evaluate unlike numbers of batches; each
+    takes whole sequences, of which it keeps nothing for a backward.
 
     Args:
+        slices: how many neighbouring processes train on the same sequences, each on the slice of time after its
+            forerunner's, for sequences that leave one too little memory; 1 cuts none. It must divide the number of
+            processes, and no training sequence may have fewer tokens. Mixers that walk through time cannot be cut.
         process_group_backend: what carries the exchange; null takes nccl between GPUs and gloo between CPUs.
         timeout: how long a process waits for the others.
     """
 
     def __init__(
-        self, process_group_backend: str | None = None, timeout: timedelta | None = default_pg_timeout
+        self,
+        slices: int = 1,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
     ) -> None:
+        if slices < 1:
+            raise ValueError(f"Sharded: slices is {slices}, must be at least 1")
         options = {"process_group_backend": process_group_backend, "timeout": timeout}
         super().__init__(save_distributed_checkpoint=False, **options)
         self.undecayed: set[str] = set()
+        self.slices = slices
+        self.group: dist.ProcessGroup | None = None  # of the processes with slices of the same sequences
 
     @property
     def lightning_restore_optimizer(self) -> bool:
@@ -49,6 +65,21 @@ class Sharded(ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._data_parallel_size, self._tensor_parallel_size = self.num_nodes * self.num_processes, 1
         super().setup_environment()
+        if self.slices > 1:
+            self.group, _ = dist.new_subgroups(self.slices, timeout=self._timeout)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        """Of which sequences a process learns.
+
+        Raises:
+            ValueError: if the processes cannot be grouped.
+        """
+        if self.world_size % self.slices:
+            raise ValueError(
+                f"Sharded: slices is {self.slices}, must divide the number of processes, {self.world_size}"
+            )
+        return {"num_replicas": self.world_size // self.slices, "rank": self.global_rank // self.slices}
 
     def setup(self, trainer: Trainer) -> None:
         self.undecayed = _undecayed(self.model)
@@ -57,6 +88,10 @@ class Sharded(ModelParallelStrategy):
     def model_to_device(self) -> None:
         super().model_to_device()
         _mark(self.model, self.undecayed)
+
+    def time_slices(self) -> AbstractContextManager[TimeSlices | None]:
+        """A context in which sequences are slices in time of longer ones, if they are cut."""
+        return nullcontext() if self.group is None else context_parallel(self.group)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         return self._whole(self.lightning_module.state_dict())

@@ -79,7 +79,8 @@ def on_device(task, rank, ranks, consumed=0, accumulated=1):
     progress = SimpleNamespace(total=SimpleNamespace(processed=consumed))
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
     places = {"global_rank": rank, "world_size": ranks, "accumulate_grad_batches": accumulated}
-    task.trainer = SimpleNamespace(fit_loop=loop, **places)
+    share = {"rank": rank, "num_replicas": ranks}
+    task.trainer = SimpleNamespace(fit_loop=loop, distributed_sampler_kwargs=share, **places)
     return task
 
 
