@@ -105,10 +105,9 @@ def about_other_processes(error: RuntimeError, joined: bool) -> str | None:
 
 def raised_in_union(text: str) -> str:
     """What a constructor has raised, of a text about all members of a union of types; another text as it is."""
-    found = re.findall(
-        r"^\s*- (?!Expected an? |Does not)(.+?)(?=\n\s*- |\nGiven value)", text, re.MULTILINE | re.DOTALL
-    )
-    return found[-1] if found and text.startswith("Does not validate against any of the Union") else text
+    each = r"(?ms)^\s*- (?!Expected an? |Does not)(.+?)(?=\n\s*- |\nGiven value)"
+    found = re.findall(each, text) if text.startswith("Does not validate against any of the Union") else []
+    return found[-1] if found else text
 
 
 def one_line(text: object) -> str:

@@ -33,8 +33,8 @@ from fprnn_lightning.scan import TimeSlices, context_parallel
 class Sharded(ModelParallelStrategy):
     """Every process holds its share of weights, gradients and moments, and draws its share of the batch.
 
-    A validation or test gathers all weights once at its start, so processes may evaluate unlike numbers of batches; each
-    takes whole sequences, of which it keeps nothing for a backward.
+    A validation or test gathers all weights once at its start, so processes may evaluate unlike numbers of batches, each
+    of whole sequences, of which nothing is kept for a backward.
 
     Args:
         slices: how many neighbouring processes train on the same sequences, each on the slice of time after its
@@ -75,11 +75,10 @@ class Sharded(ModelParallelStrategy):
         Raises:
             ValueError: if the processes cannot be grouped.
         """
-        if self.world_size % self.slices:
-            raise ValueError(
-                f"Sharded: slices is {self.slices}, must divide the number of processes, {self.world_size}"
-            )
-        return {"num_replicas": self.world_size // self.slices, "rank": self.global_rank // self.slices}
+        shares, rest = divmod(self.world_size, self.slices)
+        if rest:
+            raise ValueError(f"Sharded: slices is {self.slices}, must divide the {self.world_size} processes")
+        return {"num_replicas": shares, "rank": self.global_rank // self.slices}
 
     def setup(self, trainer: Trainer) -> None:
         self.undecayed = _undecayed(self.model)

@@ -1,5 +1,5 @@
-"""Runs whose training sequences are cut in time over processes are those of one process, to rounding; what cannot be cut
-is told before anything starts.
+"""Runs whose training sequences are cut in time over processes are those of one process, to rounding; what cannot be
+cut is told before anything starts.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_slices_change_nothing_but_rounding(
             ["--model.curriculum.init_args.start=1"],
             "trainer: slices is 2, but the curriculum starts at length 1; it must start at 2 or more",
         ),
-        (["--trainer.strategy.init_args.slices=3"], "trainer: Sharded: slices is 3, must divide the number of"),
+        (["--trainer.strategy.init_args.slices=3"], "trainer: Sharded: slices is 3, must divide the 2 processes"),
         (["--trainer.strategy.init_args.slices=0"], "Sharded: slices is 0, must be at least 1"),
         (["--data.batch_size=15", "--trainer.devices=4"], "trainer: batch_size is 15 sequences per step, which"),
     ],

@@ -39,7 +39,7 @@ if (($("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') > 1)); the
     limited 240 "several GPUs are as one" \
         "$PYTHON" -m pytest -q -m "not slow" -p no:cacheprovider --junitxml="$results/devices.xml" \
         tests/devices/test_one_rank_or_many.py tests/devices/test_evaluation_on_ranks.py \
-        tests/devices/test_context_parallel.py
+        tests/devices/test_context_parallel.py tests/devices/test_long_sequences.py
 fi
 limited 50 "2/3 errors, and mamba_ssm if it is installed" "$PYTHON" tests/gpu/compare.py "$results/compare.md"
 limited 90 "3/3 bench scan" "$PYTHON" -m fprnn_lightning bench scan --output "$results/scan.csv"
