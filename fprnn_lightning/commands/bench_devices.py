@@ -42,7 +42,11 @@ from fprnn_lightning.training import FixedLength, SequenceLearner, Sharded, Warm
 VOCABULARY = 60  # of A5
 MIXERS = {"fp_rnn": fixed_point, "dense": DenseMixer}
 WARMUP, COUNTED, TIMED = 3, 10, 15  # steps; values are logged every tenth
-STRATEGIES: dict[str, Callable[[], Any]] = {"DDP": lambda: "ddp", "sharded": Sharded}
+STRATEGIES: dict[str, Callable[[int], Any]] = {  # for so many processes
+    "DDP": lambda ranks: "ddp",
+    "sharded": lambda ranks: Sharded(),
+    "sliced": lambda ranks: Sharded(slices=ranks),
+}
 PATIENCE = 600.0  # seconds in which a process must have an answer
 NAMES = {
     "c10d::allreduce_": "all_reduce",
@@ -51,6 +55,7 @@ NAMES = {
     "c10d::_reduce_scatter_base_": "reduce_scatter",
     "c10d::broadcast_": "broadcast",
     "c10d::barrier": "barrier",
+    "c10d::send": "send",
     "_c10d_functional::all_reduce": "all_reduce",
     "_c10d_functional::all_gather_into_tensor": "all_gather",
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
@@ -105,7 +110,8 @@ def devices(
 
     The steps are those of `fit`, with the callbacks that every run has, in float32; fp_rnn does 16 iterations. Counts
     are means over ten steps, of which one is logged. The batch is the same for all numbers of processes, each of
-    which gets its share. A second table says what the bytes let one expect of many GPUs.
+    which gets its share: of the sequences, or, sliced, of the time of each. A second table says what the bytes let one
+    expect of many GPUs.
 
     Args:
         width: Channels of the model.
@@ -114,14 +120,16 @@ def devices(
         time: Tokens of a sequence.
         processes: How many train together.
         output: CSV file to write: mixer, strategy, processes, parameters, all_reduce, all_gather, reduce_scatter,
-            broadcast and barrier (collectives per step), kilobytes (sent by one process per step), milliseconds (per
-            step), speedup (over one process).
+            broadcast, barrier and send (exchanges per step), kilobytes (sent by one process per step), milliseconds
+            (per step), speedup (over one process).
 
     Raises:
-        ValueError: If the processes cannot share the batch, or fail.
+        ValueError: If the processes cannot share the batch or the time, or fail.
     """
     if processes < 2 or batch % processes:
         raise ValueError(f"processes is {processes}, must be at least 2 and divide the batch, which is {batch}")
+    if time < processes:
+        raise ValueError(f"processes is {processes}, must be at most as many as there are tokens, {time}")
     job = partial(train_all, width=width, layers=layers, batch=batch, time=time)
     alone, together = (run_together(job, ranks) for ranks in (1, processes))
     rows = []
@@ -133,7 +141,7 @@ def devices(
 
 
 class Exchange(NamedTuple):
-    """One collective: its name and the bytes of the whole tensor."""
+    """One exchange: its name and the bytes of the whole tensor."""
 
     name: str
     size: int
@@ -163,7 +171,7 @@ class Found(NamedTuple):
 
 
 class Exchanges(TorchDispatchMode):
-    """Notes the collectives that this process takes part in, those of DDP's and FSDP's own among them."""
+    """Notes the exchanges that this process takes part in, those of DDP's and FSDP's own among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,13 +183,17 @@ class Exchanges(TorchDispatchMode):
         name = NAMES.get(function.name().partition(".")[0])
         result = function(*args, **(kwargs or {}))
         if name:
-            tensors = [part for part in tree_leaves((args, result)) if isinstance(part, Tensor)]
-            self.seen.append(Exchange(name, max((tensor.nbytes for tensor in tensors), default=0)))
+            self.seen.append(Exchange(name, max(map(_bytes, (*args, result)))))
         return result
 
 
+def _bytes(part: Any) -> int:
+    """Of a tensor, or of all in a list, as where what is gathered is in parts."""
+    return sum(leaf.nbytes for leaf in tree_leaves(part) if isinstance(leaf, Tensor))
+
+
 class Meter(Callback):
-    """Counts the collectives of some steps, and times others."""
+    """Counts the exchanges of some steps, and times others."""
 
     def __init__(self) -> None:
         self.exchanges = Exchanges()
@@ -197,26 +209,30 @@ class Meter(Callback):
 
 
 class Tokens(IterableDataset):
-    """A process's part of random batches without end: tokens and labels (sequences, length), and what all score."""
+    """One of equal shares of random batches without end: tokens and labels (sequences, length), and what all score."""
 
-    def __init__(self, sequences: int, length: int, ranks: int) -> None:
-        self.shape = 2, sequences, length
-        self.ranks = ranks
+    def __init__(self, share: int, shares: int, sequences: int, length: int) -> None:
+        self.share = share
+        self.shares = shares
+        self.shape = 2, sequences // shares, length
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(self.share)
         while True:
-            tokens, targets = torch.randint(VOCABULARY, self.shape).unbind()
-            yield tokens, targets, self.ranks * count_scored(targets)
+            tokens, targets = torch.randint(VOCABULARY, self.shape, generator=generator).unbind()
+            yield tokens, targets, self.shares * count_scored(targets)
 
 
 def train_all(ranks: int, width: int, layers: int, batch: int, time: int) -> dict[str, list[Found]]:
-    """Trains every mixer under every strategy, as one of so many processes."""
-    strategies = STRATEGIES if ranks > 1 else {"one process": lambda: "auto"}
-    tokens = Tokens(batch // ranks, time, ranks)
+    """Trains every mixer under every strategy that it can have, as one of so many processes."""
+    strategies = STRATEGIES if ranks > 1 else {"one process": lambda ranks: "auto"}
+    rank = int(os.environ["RANK"])
     found: dict[str, list[Found]] = {mixer: [] for mixer in MIXERS}
     for mixer, factory in MIXERS.items():
         for strategy, make in strategies.items():
-            if os.environ["RANK"] == "0":
+            if strategy == "sliced" and not factory(width).can_be_sliced:
+                continue
+            if rank == 0:
                 print(f"training {mixer}, {strategy}, processes: {ranks}", file=sys.stderr)
             course = {"curriculum": FixedLength(time), "schedule": WarmupConstant(1)}
             learner = SequenceLearner(factory, VOCABULARY, width, layers, learning_rate=1e-4, **course)
@@ -225,7 +241,7 @@ def train_all(ranks: int, width: int, layers: int, batch: int, time: int) -> dic
             trainer = Trainer(
                 accelerator="cpu",
                 devices=ranks,
-                strategy=make(),
+                strategy=make(ranks),
                 max_steps=WARMUP + COUNTED + TIMED,
                 gradient_clip_val=1.0,
                 limit_val_batches=0,
@@ -236,6 +252,7 @@ def train_all(ranks: int, width: int, layers: int, batch: int, time: int) -> dic
                 enable_model_summary=False,
                 log_every_n_steps=10,
             )
+            tokens = Tokens(*((0, 1) if strategy == "sliced" else (rank, ranks)), batch, time)
             trainer.fit(learner, DataLoader(tokens, batch_size=None))
             steps = [end - start for start, end in zip(meter.ends, meter.ends[1:], strict=False)]
             found[mixer].append(Found(strategy, ranks, parameters, meter.exchanges.seen, statistics.median(steps)))
@@ -275,8 +292,8 @@ def run_together(job: Callable[[int], Any], ranks: int) -> Any:
 
 
 def exchanged_bytes(strategy: str, parameters: float, processes: int) -> float:
-    """Bytes that one process sends per optimiser step for weights and gradients in float32."""
-    passes = {"DDP": ("all_reduce",), "sharded": ("all_gather", "all_gather", "reduce_scatter")}[strategy]
+    """Bytes that one process sends per optimiser step for weights and gradients in float32; sliced as sharded."""
+    passes = ("all_reduce",) if strategy == "DDP" else ("all_gather", "all_gather", "reduce_scatter")
     return sum(Exchange(name, FLOAT32 * parameters).sent(processes) for name in passes)
 
 
@@ -297,7 +314,7 @@ def cost_table() -> list[dict[str, object]]:
     """
     rows = []
     for workload in WORKLOADS:
-        for strategy in STRATEGIES:
+        for strategy in ("DDP", "sharded"):
             for processes in PROCESSES:
                 sent = exchanged_bytes(strategy, workload.parameters, processes)
                 row: dict[str, object] = {

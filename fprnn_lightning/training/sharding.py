@@ -33,8 +33,8 @@ from fprnn_lightning.scan import TimeSlices, context_parallel
 class Sharded(ModelParallelStrategy):
     """Every process holds its share of weights, gradients and moments, and draws its share of the batch.
 
-    A validation or test gathers all weights once at its start, so processes may evaluate unlike numbers of batches, each
-    of whole sequences, of which nothing is kept for a backward.
+    A validation or test gathers all weights once at its start, so processes may evaluate unlike numbers of batches, of
+    whole sequences, of which nothing is kept for a backward.
 
     Args:
         slices: how many neighbouring processes train on the same sequences, each on the slice of time after its

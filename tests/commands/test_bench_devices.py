@@ -24,11 +24,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 def test_every_strategy_is_measured(rows: list[dict[str, str]]) -> None:
     assert list(rows[0]) == [
         *("mixer", "strategy", "processes", "parameters", "all_reduce", "all_gather", "reduce_scatter", "broadcast"),
-        *("barrier", "kilobytes", "milliseconds", "speedup"),
+        *("barrier", "send", "kilobytes", "milliseconds", "speedup"),
     ]
-    strategies = [("one process", "1"), ("DDP", "2"), ("sharded", "2")]
-    for mixer in ("fp_rnn", "dense"):
-        assert [(row["strategy"], row["processes"]) for row in rows if row["mixer"] == mixer] == strategies
+    strategies = [("one process", "1"), ("DDP", "2"), ("sharded", "2"), ("sliced", "2")]
+    for mixer, measured in (("fp_rnn", strategies), ("dense", strategies[:3])):
+        assert [(row["strategy"], row["processes"]) for row in rows if row["mixer"] == mixer] == measured
     for row in rows:
         assert float(row["milliseconds"]) > 0 and float(row["speedup"]) > 0
         assert float(row["speedup"]) == 1 or row["strategy"] != "one process"
@@ -45,10 +45,12 @@ def test_the_small_exchanges_are_those_of_the_cost_model(rows: list[dict[str, st
 def test_the_counts_are_those_of_the_strategy(rows: list[dict[str, str]]) -> None:
     blocks = 2
     for row in rows:
-        gathers = {"one process": 0, "DDP": 0, "sharded": 2 * blocks + 1}[row["strategy"]]  # the rest of the model once
+        weights = 0 if row["strategy"] in ("one process", "DDP") else 2 * blocks + 1  # the rest of the model once
         reports = 0 if row["strategy"] == "one process" else 0.2  # two every tenth step
-        assert float(row["all_gather"]) == pytest.approx(gathers + reports)
-        assert float(row["reduce_scatter"]) == (blocks + 1 if gathers else 0)
+        slices = blocks * (2 * 16 + 1) if row["strategy"] == "sliced" else 0  # scans and what changes, and a backward
+        assert float(row["all_gather"]) == pytest.approx(weights + reports + slices)
+        assert float(row["send"]) == (blocks * (16 + 1) if slices else 0)
+        assert float(row["reduce_scatter"]) == (blocks + 1 if weights else 0)
         assert (float(row["all_reduce"]) > 0) == (row["strategy"] != "one process")
 
 
@@ -59,6 +61,8 @@ def test_the_bytes_are_those_of_the_cost_model(rows: list[dict[str, str]]) -> No
             assert sent == 0
         else:
             expected = exchanged_bytes(row["strategy"], parameters, processes) / 1e3
+            if row["strategy"] == "sliced":  # states of 4 sequences and 64 channels
+                expected += 2 * (16 * 3 + 2) * 4 * 4 * 64 / 1e3
             assert 0.9 * expected < sent < 1.02 * expected  # less if sharded: the embedding and the head, once
 
 
@@ -84,6 +88,8 @@ def test_the_page_shows_the_cost_table() -> None:
 def test_a_batch_that_cannot_be_shared_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "devices", "--processes=3", "--batch=4"]) == 2
     assert "processes is 3, must be at least 2 and divide the batch, which is 4" in capsys.readouterr().err
+    assert main(["bench", "devices", "--processes=4", "--batch=4", "--time=3"]) == 2
+    assert "processes is 4, must be at most as many as there are tokens, 3" in capsys.readouterr().err
 
 
 def _fail(ranks: int) -> None:
