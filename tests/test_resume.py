@@ -51,6 +51,7 @@ RUN = {
 }
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["fprnn_lightning.cli"])
+SLOW = ("dense", 0), ("fixed_point", 2)
 UNREPEATABLE = ("tokens_per_second", "minutes")  # what a clock says
 
 
@@ -137,8 +138,10 @@ def assert_same_run(resumed: Path, straight: Path) -> None:
     assert (resumed / "length_curve.csv").read_text() == (straight / "length_curve.csv").read_text()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mixer", ["dense", "fixed_point"])
+@pytest.mark.parametrize(
+    ("mixer", "workers"),
+    [("dense", 2), ("fixed_point", 0), *(pytest.param(*two, marks=pytest.mark.slow) for two in SLOW)],
+)
 def test_a_resumed_run_is_the_uninterrupted_one(run: list[str], mixer: str, workers: int) -> None:
     if mixer == "fixed_point":
         Path("iterating.yaml").write_text(yaml.safe_dump({"model": {"mixer": ITERATING}}))
@@ -157,19 +160,20 @@ def test_a_resumed_run_is_the_uninterrupted_one(run: list[str], mixer: str, work
     assert_same_run(folder, Path("straight/s3", mixer, "run_0"))
 
 
-def test_killed_twenty_times_at_random_moments_a_run_loses_nothing_that_was_saved(run: list[str]) -> None:
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_a_run_loses_nothing_that_was_saved(run: list[str], times: int) -> None:
     started = monotonic()
     straight = start(["fit", *run, "--trainer.default_root_dir=straight"])
     straight.join()
     duration = monotonic() - started
     moments, kills, rounds = random.Random(7), 0, 0
-    while kills < 20:
+    while kills < times:
         folder = Path(f"killed_{rounds}/s3/dense/run_0")
         arguments = ["fit", *run, f"--trainer.default_root_dir=killed_{rounds}", "--resume=auto"]
         saved, finished = 0, False
         while not finished:
             process = start(arguments)
-            process.join(moments.uniform(0.2, 1.0) * duration if kills < 20 else None)
+            process.join(moments.uniform(0.2, 1.0) * duration if kills < times else None)
             finished = process.exitcode == 0
             if not finished:
                 assert process.exitcode is None, Path("output.log").read_text()[-2000:]

@@ -1,6 +1,6 @@
 """Compiles Triton kernels to machine code, without a GPU, and prints what each needs of it, as JSON.
 
-    python compile_kernels.py compiled_linear
+    python compile_kernels.py compiled_linear sm_90
 
 A file compiled_*.py, in a folder of PYTHONPATH, has a function `cases`, which yields the kernels to compile for a GPU
 with so many threads in a warp; see `Case`. This is a script because tests run in Triton's interpreter, in which nothing
@@ -87,16 +87,16 @@ def _measure(module: str, index: int, architecture: str) -> dict[str, object]:
     target = TARGETS[architecture]
     case = list(importlib.import_module(module).cases(target.warp_size))[index]
     compiled = compile_case(case, target)
-    return {"architecture": architecture, "name": case.name, **resources(compiled)}
+    return {"name": case.name, **resources(compiled)}
 
 
-def main(module: str) -> None:
+def main(module: str, architecture: str) -> None:
     count = len(list(importlib.import_module(module).cases(32)))
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(os.cpu_count()) as pool:
         os.environ["TRITON_CACHE_DIR"] = folder
-        jobs = [pool.submit(_measure, module, index, target) for target in TARGETS for index in range(count)]
+        jobs = [pool.submit(_measure, module, index, architecture) for index in range(count)]
         print(json.dumps([job.result() for job in jobs]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
