@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from pydoc import locate
+from time import monotonic, sleep
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +32,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf.errors import OmegaConfBaseException
@@ -48,6 +50,7 @@ from fprnn_lightning.callbacks import (
     Progress,
     RunCheckpoint,
     RunTable,
+    SameStart,
     SolverProfile,
     SolverReport,
     StartLine,
@@ -242,7 +245,13 @@ class CommandLine(LightningCLI):
         try:
             return make()
         except (ValueError, MisconfigurationException) as error:
-            raise UsageError(one_line(raised_in_union(str(error)))) from error
+            text = str(error)
+            while str(error).startswith("Does not validate against any of the Union"):
+                error = error.__cause__  # what has been raised of the first member
+            if not isinstance(error, (ValueError, MisconfigurationException)):
+                raise error
+            wrong_type = str(error).startswith("Expected a ")
+            raise UsageError(one_line(raised_in_union(text) if wrong_type else error)) from error
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         self._check_curriculum()
@@ -268,14 +277,15 @@ class CommandLine(LightningCLI):
                 **options,
             )
             check_devices(trainer)
+            check_limits(trainer)
             if self.subcommand == "fit":
                 _, shares = share(trainer)
                 self.datamodule.check_division(shares, trainer.accumulate_grad_batches)
                 self.model.check_slices(trainer.world_size // shares)
             return trainer
-        except (ValueError, RuntimeError, MisconfigurationException) as error:
-            if self.folder.is_dir() and not any(self.folder.iterdir()):
-                self.folder.rmdir()
+        except KeyError as error:
+            raise UsageError(f"trainer: the environment variable {error} is missing, torchrun sets it") from error
+        except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
             raise UsageError(f"trainer: {one_line(error)}") from error
 
     def _loggers(self, first_step: int | None) -> list[Logger]:
@@ -292,6 +302,8 @@ class CommandLine(LightningCLI):
         saves = settings.enable_checkpointing is not False
         saved = self.folder / "last.ckpt" if saves and self.subcommand == "fit" else None
         callbacks = [StartLine(), SaveConfig(text, self.folder), StopOnSignal(saved, requeue), Continuation()]
+        start = str(self.folder) if is_continued else "", self.checkpoint.get("global_step", 0)
+        callbacks += [SameStart(run_folders.essential(configuration), *start)]
         callbacks += settings.callbacks or []
         callbacks += [Throughput(), GradientNorm(), SolverReport(), NonFiniteGuard(), LengthCurve()]
         callbacks += [ModelPage(text), RunTable(), SolverProfile()]
@@ -328,6 +340,7 @@ class CommandLine(LightningCLI):
         if Path(path).is_dir():  # exported: weights and nothing else
             self.model.load_state_dict(self.checkpoint["state_dict"])
             self.config_init[self.subcommand].ckpt_path = None
+        self.checkpoint = {"global_step": self.checkpoint.get("global_step", 0)}  # Lightning reads the file again
 
     def _runs(self, task: SequenceTask) -> Path:
         """Where the runs of this task and mixer are."""
@@ -338,7 +351,7 @@ class CommandLine(LightningCLI):
     def _continued_run(self, configuration: dict[str, Any], resume: str | None) -> Path | None:
         """The folder of the run that this fit continues, with its last checkpoint read; None if the run is new.
 
-        All ranks find the same: a new run has no configuration before all have started.
+        All ranks find the same, a new run having no configuration before all have started; `SameStart` makes sure.
         """
         if not resume:
             return None
@@ -346,7 +359,8 @@ class CommandLine(LightningCLI):
         if resume == "auto":
             parent = self._runs(self.datamodule)
             folder = run_folders.newest_like(parent, configuration)
-            if folder is None and (others := run_folders.runs(parent)):
+            others = [run for run in run_folders.runs(parent) if run_folders.read_configuration(run)]
+            if folder is None and others and rank_zero_only.rank == 0:
                 different = ", ".join(run_folders.differences(others[0], configuration))
                 print(f"no run to go on with: {others[0]} differs in {different}")
         if folder is None:
@@ -381,6 +395,7 @@ class CommandLine(LightningCLI):
             folder = run_folders.make_folder(candidates)
         except OSError as error:
             raise UsageError(f"trainer.default_root_dir: cannot make {error.filename}, {error.strerror}") from error
+        self.held.callback(run_folders.remove_if_unused, folder)
         self.held.enter_context(run_folders.locked(folder))
         return folder
 
@@ -406,22 +421,59 @@ class CommandLine(LightningCLI):
             print(f"predictions are in {self.folder / 'predictions.csv'}")
 
 
+def check_limits(trainer: Trainer) -> None:
+    """Raises ValueError if several processes evaluate so many batches each: measures would depend on their number."""
+    for option, sequences in (("limit_val_batches", "validation"), ("limit_test_batches", "test")):
+        limit = getattr(trainer, option)
+        if trainer.world_size > 1 and limit != 0 and (isinstance(limit, int) or limit < 1):
+            raise ValueError(
+                f"{option} is {limit} for each of {trainer.world_size} processes, and measures would depend on their "
+                f"number; give data.{sequences}_sequences instead"
+            )
+
+
 def check_devices(trainer: Trainer) -> None:
     """Raises ValueError if there cannot be so many processes, or if they cannot find each other."""
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        raise ValueError("strategy starts its processes as copies of this one, which ends with them: give ddp instead")
     if trainer.world_size > 1:
         environment = trainer.strategy.cluster_environment
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
-        address = environment.main_address
-        try:
-            socket.getaddrinfo(address, environment.main_port)
-        except socket.gaierror as error:
-            raise ValueError(f"MASTER_ADDR is {address}, which has no network address: {error.strerror}") from error
+        if trainer.global_rank > 0:
+            reach(environment.main_address, environment.main_port, trainer.strategy._timeout.total_seconds())
+        else:
+            find(environment.main_address, environment.main_port)
     most = PROCESSES_PER_PROCESSOR * os.cpu_count()
     if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
         raise ValueError(
             f"devices is {trainer.num_devices}, but this machine's {os.cpu_count()} processors can be shared by {most} "
             "processes at most"
         )
+
+
+def find(address: str, port: int) -> None:
+    """Raises ValueError if a host is unknown."""
+    try:
+        socket.getaddrinfo(address, port)
+    except socket.gaierror as error:
+        raise ValueError(f"MASTER_ADDR is {address}, which has no network address: {error.strerror}") from error
+
+
+def reach(address: str, port: int, patience: float) -> None:
+    """Raises ValueError if a host is unknown, or nobody listens there for so many seconds."""
+    find(address, port)
+    end = monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((address, port), max(0.1, end - monotonic())).close()
+            return
+        except OSError as error:
+            if monotonic() > end:
+                raise ValueError(
+                    f"nobody answers at MASTER_ADDR {address}, MASTER_PORT {port}, where the first process of this run "
+                    f"should be: {error.strerror or error}"
+                ) from error
+        sleep(0.1)
 
 
 class UnstartedFit(CommandLine):
@@ -584,11 +636,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(stop, file=sys.stderr)
         return stop.exit_code
     except RuntimeError as error:
-        sentence = about_other_processes(error, distributed.is_initialized())
+        joined = distributed.is_initialized()
+        sentence = about_other_processes(error, joined)
         if not sentence:
             raise
         print(f"error: {sentence}", file=sys.stderr)
-        return 1
+        return 1 if joined else 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except OSError as error:

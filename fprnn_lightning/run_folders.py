@@ -21,7 +21,7 @@ CONFIGURATION, LAST_WRITTEN = "config.yaml", "length_curve.csv"
 ASIDE = {  # what two configurations of the same run may differ in
     *(f"trainer.{name}" for name in ("accelerator", "strategy", "devices", "num_nodes", "accumulate_grad_batches")),
     *(f"trainer.{name}" for name in ("default_root_dir", "logger", "enable_progress_bar", "enable_model_summary")),
-    *("trainer.profiler", "data.workers"),
+    *("trainer.profiler", "data.workers", "model.recompute", "model.compile"),
 }
 PATIENCE = 20.0  # seconds: worker processes of a killed run hold its lock until they notice
 
@@ -42,6 +42,15 @@ def make_folder(candidates: Iterable[Path]) -> Path:
                 raise
 
 
+def remove_if_unused(folder: Path) -> None:
+    """Removes a folder into which nothing has been written, but event files that a logger has opened."""
+    files = list(folder.iterdir())
+    if all(file.name.startswith("events.out") for file in files):
+        for file in files:
+            file.unlink()
+        folder.rmdir()
+
+
 def runs(parent: Path) -> list[Path]:
     """The runs in a folder, the newest first."""
     found = (path for path in parent.glob("run_*") if path.name[4:].isdecimal() and path.is_dir())
@@ -55,8 +64,13 @@ def newest_like(parent: Path, configuration: dict[str, Any]) -> Path | None:
 
 def differences(run: Path, configuration: dict[str, Any]) -> list[str]:
     """The options by which a run's configuration and another differ, without those that do not change the outcome."""
-    ours, theirs = (dict(_options(each)) for each in (configuration, read_configuration(run)))
-    return [name for name in {**theirs, **ours} if name not in ASIDE and ours.get(name) != theirs.get(name)]
+    ours, theirs = (essential(each) for each in (configuration, read_configuration(run)))
+    return [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
+
+
+def essential(configuration: dict[str, Any]) -> dict[str, Any]:
+    """The options by their dotted names, without those that do not change the outcome or are null."""
+    return {name: value for name, value in _options(configuration) if name not in ASIDE}
 
 
 def is_finished(run: Path) -> bool:

@@ -104,9 +104,9 @@ def about_other_processes(error: RuntimeError, joined: bool) -> str | None:
 
 
 def raised_in_union(text: str) -> str:
-    """What a constructor has raised, of a text about all members of a union of types; another text as it is."""
+    """What the constructor of the last member has raised, of a text about all members of a union of types."""
     each = r"(?ms)^\s*- (?!Expected an? |Does not)(.+?)(?=\n\s*- |\nGiven value)"
-    found = re.findall(each, text) if text.startswith("Does not validate against any of the Union") else []
+    found = re.findall(each, text)
     return found[-1] if found else text
 
 

@@ -25,7 +25,7 @@ ARROWS = {  # room: what of the package it may import besides itself
     "mixers": ["cores", "channel_mixers", "solvers", "scan"],
     "model": ["mixers.base"],
     "training": ["model", "mixers.base", "scan", "sentences", "whole_files"],
-    "callbacks": ["mixers.base", "training.metrics", "scan", "whole_files", "figures"],
+    "callbacks": ["mixers.base", "training.metrics", "scan", "sentences", "whole_files", "figures"],
     "launchers": ["sentences"],
     "commands": [
         *("sentences", "whole_files", "figures", "launchers", "pretrained", "training", "callbacks"),

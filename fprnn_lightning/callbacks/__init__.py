@@ -11,6 +11,7 @@ from fprnn_lightning.callbacks.progress import Progress
 from fprnn_lightning.callbacks.run_checkpoint import RunCheckpoint
 from fprnn_lightning.callbacks.run_profiler import RunProfiler
 from fprnn_lightning.callbacks.run_table import RunTable
+from fprnn_lightning.callbacks.same_start import SameStart
 from fprnn_lightning.callbacks.solver_profile import SolverProfile
 from fprnn_lightning.callbacks.solver_report import SolverReport
 from fprnn_lightning.callbacks.start_line import StartLine
@@ -31,6 +32,7 @@ __all__ = [
     "RunCheckpoint",
     "RunProfiler",
     "RunTable",
+    "SameStart",
     "SolverProfile",
     "SolverReport",
     "StartLine",
