@@ -4,6 +4,7 @@ A run has its configuration in config.yaml and, once it is over, length_curve.cs
 the same if their configurations are, but for what changes where and how a run is computed and not what comes out.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ ASIDE = {  # what two configurations of the same run may differ in
     *(f"trainer.{name}" for name in ("default_root_dir", "logger", "enable_progress_bar", "enable_model_summary")),
     *("trainer.profiler", "data.workers", "model.recompute", "model.compile"),
 }
+UNLOCKABLE = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 PATIENCE = 20.0  # seconds: worker processes of a killed run hold its lock until they notice
 
 
@@ -103,6 +105,8 @@ def newest_checkpoint(parent: Path, name: str) -> Path:
 def locked(run: Path) -> Iterator[None]:
     """Keeps other processes out of a run's folder meanwhile; the lock ends with the process, however that ends.
 
+    File systems that cannot lock a folder, such as NFS, keep nobody out.
+
     Raises:
         UsageError: if another process has it and does not end soon.
     """
@@ -125,6 +129,9 @@ def _try_to_lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in UNLOCKABLE:
+            raise
     return True
 
 

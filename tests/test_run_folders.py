@@ -1,5 +1,6 @@
 """Which folder a run gets, and which run is continued."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,37 @@ def test_a_lock_keeps_others_out_and_ends(tmp_path: Path, monkeypatch: pytest.Mo
         pass
     with run_folders.locked(tmp_path):
         pass
+
+
+def test_a_file_system_without_locks_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EBADF, "as NFS says of a folder")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with run_folders.locked(tmp_path):
+        pass
+    monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "another")))
+    with pytest.raises(OSError, match="another"), run_folders.locked(tmp_path):
+        pass
+
+
+def test_what_changes_where_a_run_is_computed_leaves_it_the_same(tmp_path: Path) -> None:
+    ours = {"model": {"recompute": False, "width": 8}, "trainer": {"devices": 1}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(ours))
+    theirs = {"model": {"recompute": True, "compile": True, "width": 8}, "trainer": {"devices": 4}}
+    assert run_folders.differences(tmp_path, theirs) == []
+    assert run_folders.differences(tmp_path, {"model": {"width": 9}}) == ["model.width"]
+
+
+def test_a_folder_with_nothing_but_opened_event_files_is_removed(tmp_path: Path) -> None:
+    for names in ((), ("events.out.tfevents.1",)):
+        folder = tmp_path / "run_0"
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch()
+        run_folders.remove_if_unused(folder)
+        assert not folder.exists()
+    for name in ("events.out.tfevents.1", "config.yaml"):
+        (tmp_path / name).touch()
+    run_folders.remove_if_unused(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "events.out.tfevents.1"]
