@@ -301,7 +301,9 @@ class CommandLine(LightningCLI):
         text = yaml.safe_dump(configuration, sort_keys=False)
         saves = settings.enable_checkpointing is not False
         saved = self.folder / "last.ckpt" if saves and self.subcommand == "fit" else None
-        callbacks = [StartLine(), SaveConfig(text, self.folder), StopOnSignal(saved, requeue), Continuation()]
+        stop = StopOnSignal(saved, requeue)
+        self.held.callback(stop.restore)
+        callbacks = [StartLine(), SaveConfig(text, self.folder), stop, Continuation()]
         start = str(self.folder) if is_continued else "", self.checkpoint.get("global_step", 0)
         callbacks += [SameStart(run_folders.essential(configuration), *start)]
         callbacks += settings.callbacks or []
@@ -633,7 +635,8 @@ def main(arguments: list[str] | None = None) -> int:
     except NothingToDo as reason:
         print(reason)
     except StoppedBySignal as stop:
-        print(stop, file=sys.stderr)
+        if str(stop):
+            print(stop, file=sys.stderr)
         return stop.exit_code
     except RuntimeError as error:
         joined = distributed.is_initialized()

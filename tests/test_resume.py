@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic, sleep
@@ -19,6 +20,7 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fprnn_lightning.callbacks.stop_on_signal import SIGNALS
 from fprnn_lightning.cli import main
 from fprnn_lightning.training import SequenceLearner, checkpoint_file, read_checkpoint
 
@@ -303,25 +305,65 @@ def test_checkpoints_of_a_configuration_come_on_top(run: list[str]) -> None:
     assert len(list(Path("root/s3/dense/run_0").rglob("*.ckpt"))) == 3
 
 
-def test_a_test_that_is_ended_promises_nothing(run: list[str]) -> None:
+@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
+def test_what_only_measures_promises_nothing_when_it_is_ended(run: list[str], subcommand: str) -> None:
     short = [*run, "--trainer.default_root_dir=root", "--trainer.max_steps=5"]
     assert main(["fit", *short]) == 0
-    process = start(["test", *short, "--ckpt_path=root/s3/dense/run_0/last.ckpt"], patiently)
-    wait_until(Path("testing").exists, process)
+    process = start([subcommand, *short, "--ckpt_path=root/s3/dense/run_0/last.ckpt"], patiently)
+    wait_until(Path("begun").exists, process)
     process.terminate()
     process.join()
     assert process.exitcode == 128 + signal.SIGTERM
     assert Path("output.log").read_text().splitlines()[-1] == "ended by SIGTERM"
+    assert not list(Path("root/s3/dense/run_0").glob("*_0/*.csv"))
 
 
 def patiently() -> None:
-    """Makes tests take long enough to be ended."""
+    """Makes measuring take long enough to be ended."""
 
     def start(self: object, *_: object) -> None:
-        Path("testing").touch()
+        Path("begun").touch()
         sleep(1)
 
-    SequenceLearner.on_test_epoch_start = start
+    for name in ("validation", "test", "predict"):
+        setattr(SequenceLearner, f"on_{name}_epoch_start", start)
+
+
+@pytest.mark.parametrize(
+    ("hook", "steps"), [("configure_model", 1), ("on_fit_end", 60)], ids=["in the set-up", "between training and test"]
+)
+def test_a_signal_counts_before_training_and_after_it(run: list[str], hook: str, steps: int) -> None:
+    arguments = ["fit", *run, "--trainer.default_root_dir=root", "--resume=auto"]
+    process = start(arguments, partial(linger, hook))
+    wait_until(Path("lingering").exists, process)
+    os.kill(process.pid, signal.SIGUSR1)
+    process.join()
+    said = Path("output.log").read_text()
+    assert process.exitcode == 128 + signal.SIGUSR1, said[-2000:]
+    folder = Path("root/s3/dense/run_0")
+    assert said.splitlines()[-1].startswith(f"ended by SIGUSR1 after step {steps}, saved in {folder}/last.ckpt;")
+    assert read_checkpoint(folder / "last.ckpt")["global_step"] == steps
+    assert ran(arguments) == ran(["fit", *run, "--trainer.default_root_dir=straight"]) == 0
+    assert_same_run(folder, Path("straight/s3/dense/run_0"))
+
+
+def linger(hook: str) -> None:
+    """Makes a hook of the module take a while, once."""
+    before = getattr(SequenceLearner, hook)
+
+    def slow(self: SequenceLearner) -> None:
+        before(self)
+        if not Path("lingering").exists():
+            Path("lingering").touch()
+            sleep(1)
+
+    setattr(SequenceLearner, hook, slow)
+
+
+def test_signals_do_what_they_did_when_a_run_is_over(run: list[str]) -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    assert main(["fit", *run, "--trainer.default_root_dir=root", "--trainer.max_steps=5"]) == 0
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 SOLVED = {"class_path": "StopWhenSolved", "init_args": {"threshold": 0.001}}
