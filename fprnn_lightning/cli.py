@@ -74,7 +74,13 @@ from fprnn_lightning.sentences import (
 )
 from fprnn_lightning.tasks import SequenceTask
 from fprnn_lightning.tasks.base import share
-from fprnn_lightning.training import FixedLength, SequenceLearner, WholeCheckpoints, read_checkpoint
+from fprnn_lightning.training import (
+    FixedLength,
+    SequenceLearner,
+    WholeCheckpoints,
+    ending_with_lost_processes,
+    read_checkpoint,
+)
 from fprnn_lightning.whole_files import write_whole
 
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)  # with omegaconf+: ${...} follows every override
@@ -153,6 +159,7 @@ class CommandLine(LightningCLI):
             warnings.filterwarnings("ignore", advice)
         logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_not_advertisement)
         with ExitStack() as self.held:  # the run's folder
+            self.held.enter_context(ending_with_lost_processes())
             super().__init__(
                 SequenceLearner,
                 SequenceTask,

@@ -12,6 +12,11 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_args, get_origin
 
+LOST_PROCESS = (
+    "another process of this run has ended or does not answer, so this one ends too; its own output says why, "
+    "and fit --resume auto goes on from the last checkpoint"
+)
+
 
 class UsageError(Exception):
     """A mistake of the user; the message is the sentence to show."""
@@ -93,10 +98,7 @@ def about_other_processes(error: RuntimeError, joined: bool) -> str | None:
     if not (type(error).__name__.startswith("Dist") or "gloo/transport" in text or "NCCL" in text):
         return None
     if joined:
-        return (
-            "another process of this run has ended or does not answer, so this one ends too; its own output says why, "
-            f"and fit --resume auto goes on from the last checkpoint ({text[:200]})"
-        )
+        return f"{LOST_PROCESS} ({text[:200]})"
     return (
         "the processes of this run have not found each other; all must have the same MASTER_ADDR and MASTER_PORT, and "
         f"as many must be started as devices times num_nodes ({text[:200]})"

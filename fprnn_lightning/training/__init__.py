@@ -2,6 +2,7 @@
 
 from fprnn_lightning.training.checkpoint_file import WholeCheckpoints, read_checkpoint
 from fprnn_lightning.training.curriculum import Curriculum, FixedLength, ProgressiveLengths, UniformLengths
+from fprnn_lightning.training.lost_processes import ending_with_lost_processes
 from fprnn_lightning.training.metrics import AnswerAccuracy, LengthAccuracy
 from fprnn_lightning.training.schedules import Schedule, WarmupConstant, WarmupCosine, WarmupHoldCosine
 from fprnn_lightning.training.sequence_learner import SequenceLearner
@@ -21,5 +22,6 @@ __all__ = [
     "WarmupCosine",
     "WarmupHoldCosine",
     "WholeCheckpoints",
+    "ending_with_lost_processes",
     "read_checkpoint",
 ]

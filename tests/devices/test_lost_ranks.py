@@ -1,8 +1,12 @@
-"""What becomes of a run when processes are lost or cannot find each other: one sentence each, soon; and a lost run goes
-on from its last checkpoint, on any number of ranks, as if nothing had happened.
+"""What becomes of a run when processes are lost, told to end or cannot find each other: one sentence each, soon; and a
+lost run goes on from its last checkpoint, on any number of ranks, as if nothing had happened.
 """
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
@@ -64,6 +68,82 @@ def _slowly(arguments: list[str]) -> None:
 
     SequenceLearner.training_step = training_step
     raise SystemExit(main(arguments))
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds", "code", "sentence"),
+    [
+        (signal.SIGKILL, 600, 1, "error: another process of this run has ended or does not answer, so this one ends"),
+        pytest.param(
+            *(signal.SIGKILL, 0.5, 1, "error: another process of this run has ended or does not answer"),
+            marks=pytest.mark.slow,
+        ),
+        (signal.SIGTERM, 0.5, 128 + signal.SIGTERM, r"ended by SIGTERM after step \d+, saved in logs/.*/last.ckpt"),
+    ],
+    ids=["lost in a step without end", "lost", "told to end"],
+)
+def test_what_becomes_of_a_process_that_lightning_has_started(
+    tmp_path: Path, number: int, seconds: float, code: int, sentence: str
+) -> None:
+    """Of a run started as a user does, the first process says what has become of the second, once."""
+    step = f"sleep({seconds} if self.global_step >= 12 else 0) or step(self, batch, batch_idx)"
+    (tmp_path / "run.py").write_text(
+        "import sys\nfrom time import sleep\n"
+        "from fprnn_lightning.cli import main\nfrom fprnn_lightning.training import SequenceLearner as Learner\n"
+        "step = Learner.training_step\n"
+        f"Learner.training_step = lambda self, batch, batch_idx: {step}\n"
+        "sys.exit(main())\n"
+    )
+    part = f"--config={Path(__file__).parents[2] / 'configs' / 'hardware' / 'many_gpus.yaml'}"
+    options = [part, "--trainer.accelerator=cpu", "--trainer.devices=2"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    process = subprocess.Popen(
+        [sys.executable, "run.py", *fit("copying", tmp_path, *options)],
+        **{"cwd": tmp_path, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True},
+        env=environment | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        deadline = monotonic() + 60
+        logged = tmp_path / "logs/copying/lstm/run_0/metrics.csv"
+        while not (logged.exists() and "\n11,train/loss," in logged.read_text()):
+            assert process.poll() is None and monotonic() < deadline
+            sleep(0.05)
+        (other,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        sleep(0.5)  # they are in a slow step
+        os.kill(int(other), number)
+        said = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+    assert process.returncode == code, said
+    (told,) = (line for line in said.splitlines() if line.startswith(("error: ", "ended by ")))
+    assert re.match(sentence, told)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "end"),
+    [
+        ("echo $@ >> requeued", ", and SLURM has been told to start it again"),
+        ("echo no such job >&2; exit 1", ", but SLURM could not be told to start it again: no such job"),
+    ],
+    ids=["requeued", "refused"],
+)
+def test_a_signal_that_reaches_one_rank_ends_all_alike(tmp_path: Path, scontrol: str, end: str) -> None:
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{scontrol}\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    place = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17", "TORCHELASTIC_RUN_ID": "a"}
+    place |= {"GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    options = ["--resume=auto", "--trainer.accelerator=cpu", "--trainer.devices=2"]
+    ranks = Ranks(_slowly, 2, tmp_path, [*fit("copying", tmp_path), *options], environment=place)
+    wait_for((tmp_path / "logs/copying/lstm/run_0/last.ckpt").exists, ranks)
+    os.kill(ranks.processes[1].pid, signal.SIGUSR1)
+    assert ranks.wait() == [128 + signal.SIGUSR1] * 2, ranks.outputs()
+    (said,) = (line for rank in (0, 1) for line in ranks.output(rank).splitlines() if line.startswith("ended by "))
+    assert said in ranks.output(0)
+    assert said.startswith("ended by SIGUSR1 after step ") and said.endswith(end)
+    assert "Traceback" not in ranks.outputs()
+    if end.startswith(", and"):
+        assert (tmp_path / "requeued").read_text() == "requeue 17\n"
 
 
 def test_processes_that_do_not_find_each_other_say_so(tmp_path: Path) -> None:
