@@ -110,10 +110,10 @@ def range_test(trainer: Trainer, pl_module: LightningModule, rates: np.ndarray) 
     with put_back(pl_module):
         for rate in rates.tolist():
             total = 0.0
-            for _ in range(parts):
-                batch = [part.to(pl_module.device) for part in next(batches)]
+            for part in range(parts):
+                batch = [tensor.to(pl_module.device) for tensor in next(batches)]
                 with trainer.precision_plugin.forward_context():
-                    loss = pl_module.learn(batch, length).loss / parts
+                    loss = pl_module.learn(batch, length, goes_on=part > 0).loss / parts
                 pl_module.backward(loss)
                 total += trainer.strategy.reduce(loss.detach(), reduce_op="mean").item()
             if not total < DIVERGED * (losses or [np.inf])[0]:

@@ -120,6 +120,13 @@ class SequenceMixer(nn.Module, ABC):
     def decide_jointly(self) -> None:
         """Has what is decided in training, such as when an iteration stops, decided by all ranks together."""
 
+    def go_on_with_step(self) -> None:
+        """Called before a `forward` in training for the optimiser step of the one before it, as of accumulated batches.
+
+        What is drawn at random for a step is not drawn anew then. A loop that never calls it, as one that does not
+        accumulate need not, has every forward in training draw for itself.
+        """
+
     def diagnostics(self) -> dict[str, Tensor]:
         """What the last `forward` tells about itself, per sequence (B,); empty for mixers that do not iterate."""
         return {}

@@ -5,7 +5,8 @@
 One iteration from y = 0 is the diagonal RNN, the limit is `DenseMixer`; both share every equation but this loop. Each
 iteration is parallel over time. In evaluation every prefix of every sequence stops for itself, so that no output
 depends on the batch, on later tokens or on padding; in training the batch stops when enough of it has converged, after
-`decide_jointly` on all ranks together. Within `context_parallel`, both are decided for the sequences of which there are
+`decide_jointly` on all ranks together, and an accumulated part of a batch for itself, so that accumulation agrees to the
+solver's tolerance only. Within `context_parallel`, both are decided for the sequences of which there are
 slices, and what diagnostics tell of an evaluation is of the prefixes that end with the slice.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
@@ -50,14 +51,16 @@ class FixedPointMixer(RecurrentMixer):
         dependence: which terms read the previous state.
         solver: makes the next iterate.
         stopping: tolerance, and the share of a training batch that must have converged.
-        train_iterations: the most iterations in training, or what sets them batch by batch.
+        train_iterations: the most iterations in training, or what sets them batch by batch. Batches accumulated for
+            one optimiser step count as one where `go_on_with_step` tells of them, as the trainer does.
         evaluation_iterations: the most iterations in evaluation, and in `step`; not random.
         gradient: what backpropagation sees of the iteration.
         convolution: tokens that a causal convolution before the core sees (4 in Mamba); 0 leaves it out.
         warm_start: whether the iteration on a training batch starts from the states of the previous one, if that had
-            the same shape, rather than from 0. They are not in a checkpoint, so a resumed run then agrees with one
-            that was never stopped to the solver's tolerance only. Evaluation always starts from 0, `step` always from
-            the previous token's state.
+            the same shape, rather than from 0; of accumulated batches each starts from the one before it. They are not
+            in a checkpoint, so a resumed run then agrees with one that was never stopped, and one with accumulation
+            with one without, to the solver's tolerance only. Evaluation always starts from 0, `step` always from the
+            previous token's state.
 
     Raises:
         ValueError: if a number of iterations is less than 1, or evaluation's is random.
@@ -99,6 +102,10 @@ class FixedPointMixer(RecurrentMixer):
     def decide_jointly(self) -> None:
         """An iteration on a training batch stops when the share of all ranks' sequences has converged."""
         self.share = share_on_all_ranks
+
+    def go_on_with_step(self) -> None:
+        if self.draws:
+            self.draws.again()
 
     def describe(self) -> dict[str, str | int | float]:
         cap = self.train_iterations

@@ -1,7 +1,7 @@
 """How many iterations a solve may take, where that is not one number: as many as there are tokens, or a random number.
 
 A random cap is a function of its seed and of the number of the draw alone, so it is the same on every rank and in every
-layer. `Draws` counts, and is part of a checkpoint, so a resumed run draws on.
+layer. `Draws` counts, and is part of a checkpoint, so a resumed run draws on. The accumulated parts of a batch share one.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), figure 6: l_max ~ Gamma(4) with mean 4, drawn for every batch.
 """
@@ -94,6 +94,10 @@ class Draws(nn.Module):
         """The number of this draw, from 0."""
         self.count += 1
         return self.count - 1
+
+    def again(self) -> None:
+        """Has the next draw be the last one once more."""
+        self.count -= 1
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.count)

@@ -152,13 +152,21 @@ class SequenceLearner(LightningModule):
         """Continues prompts greedily: prompt (B, T) -> the tokens that follow (B, length), T and length at least 1."""
         return self.model.generate(prompt, length)
 
-    def learn(self, batch: TrainingBatch, length: int) -> Lesson:
+    def learn(self, batch: TrainingBatch, length: int, goes_on: bool = False) -> Lesson:
         """The loss on a batch at a length of the curriculum.
 
         Gradients are averaged over ranks and accumulated batches, so the loss is the sum over the scored positions of
         the batch, or of this rank's slice of it, divided by their average number: the average of these losses is the
         mean over all positions.
+
+        Args:
+            batch: tokens, targets and how many are scored.
+            length: tokens to which the sequences are cut.
+            goes_on: whether the batch is accumulated to the one before, for the same optimiser step.
         """
+        if goes_on:
+            for block in self.model.blocks:
+                block.mixer.go_on_with_step()
         tokens, targets, (positions, sequences) = batch[0][:, :length], batch[1][:, :length], batch[2][:, length - 1]
         if self.labels == "last":
             targets, positions = last_labels(targets), sequences
@@ -236,7 +244,7 @@ class SequenceLearner(LightningModule):
                 f"the curriculum ends at length {self.curriculum.end}, "
                 f"but the training sequences have {available} tokens"
             )
-        lesson = self.learn(batch, length)
+        lesson = self.learn(batch, length, goes_on=self._counts is not None)
         self._count(lesson, length)
         if self._steps_now():
             self._conclude_step(length, lesson.scored)

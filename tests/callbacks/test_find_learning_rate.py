@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from fprnn_lightning.callbacks import FindLearningRate
-from fprnn_lightning.callbacks.find_learning_rate import suggest
+from fprnn_lightning.callbacks.find_learning_rate import range_test, suggest
 from fprnn_lightning.mixers.fixed_point import FixedPointMixer
 from fprnn_lightning.solvers.caps import RandomCap
 from fprnn_lightning.training import ProgressiveLengths, WarmupConstant
@@ -38,7 +38,7 @@ def fit(small_learner, small_task, small_trainer):
 
     def run(*callbacks, ckpt_path=None, **options):
         learner_options = {"learning_rate": options.pop("learning_rate", 1e-3)}
-        mixer = partial(FixedPointMixer, train_iterations=RandomCap(), warm_start=True)
+        mixer = partial(FixedPointMixer, train_iterations=RandomCap(), warm_start=options.pop("warm_start", True))
         course = {"curriculum": ProgressiveLengths(2, 8, 0.1, 0.5), "schedule": WarmupConstant(WARMUP)}
         learner = small_learner(mixer=mixer, **course, **learner_options)
         trace = Trace()
@@ -64,6 +64,22 @@ def test_a_run_is_the_same_as_with_the_found_rate_configured(fit, accumulated):
     assert (found.losses, found.rates, found.random) == (given.losses, given.rates, given.random)
     torch.testing.assert_close(learner.state_dict(), given_learner.state_dict(), rtol=0, atol=0)
     assert learner.curriculum.state_dict() == given_learner.curriculum.state_dict()
+
+
+class Searched(Callback):
+    """Notes the losses of a search."""
+
+    def on_fit_start(self, trainer, pl_module):
+        self.losses = range_test(trainer, pl_module, np.geomspace(1e-4, 1e-2, 12))
+        self.again = range_test(trainer, pl_module, np.geomspace(1e-4, 1e-2, 12))
+
+
+def test_accumulated_batches_share_random_caps_in_a_search(fit):
+    whole, parts = Searched(), Searched()
+    fit(whole, max_steps=1, warm_start=False)
+    fit(parts, max_steps=1, warm_start=False, accumulate_grad_batches=2)
+    assert parts.losses == parts.again
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
 def test_it_is_told_drawn_and_nothing_else_is_left(fit, tmp_path, capsys):

@@ -41,11 +41,29 @@ def test_ranks_change_nothing_but_rounding(run: Callable[..., Path], kind: str, 
     assert (many / "length_curve.csv").read_text().count("\n") == (one / "length_curve.csv").read_text().count("\n")
 
 
-@pytest.mark.parametrize(("ranks", "accumulated"), [(1, 4), (2, 2)])
-def test_accumulation_changes_nothing_but_rounding(run: Callable[..., Path], ranks: int, accumulated: int) -> None:
-    many = run("copying", ranks, f"--trainer.accumulate_grad_batches={accumulated}")
-    assert table(many).keys() == table(run("copying", 1)).keys()
-    assert_same_trace(many, run("copying", 1))
+@pytest.mark.parametrize(
+    ("kind", "ranks", "accumulated"),
+    [
+        *(("copying", 1, 4), ("copying", 2, 2), ("one step, random caps", 1, 2)),
+        pytest.param("one step, random caps", 2, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_accumulation_changes_nothing_but_rounding(
+    run: Callable[..., Path], kind: str, ranks: int, accumulated: int
+) -> None:
+    many = run(kind, ranks, f"--trainer.accumulate_grad_batches={accumulated}")
+    assert table(many).keys() == table(run(kind, 1)).keys()
+    assert_same_trace(many, run(kind, 1))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 4)])
+def test_random_caps_go_on_with_another_accumulation(run: Callable[..., Path], before: int, after: int) -> None:
+    kind, accumulate = "one step, random caps", "--trainer.accumulate_grad_batches="
+    half = run(kind, 1, f"{accumulate}{before}", "--trainer.max_steps=10")
+    resumed, straight = run(kind, 1, f"{accumulate}{after}", f"--ckpt_path={half / 'last.ckpt'}"), table(run(kind, 1))
+    losses = {key: value for key, value in table(resumed).items() if key[0] == "train/loss"}
+    assert len(losses) == 10
+    assert losses == pytest.approx({key: straight[key] for key in losses}, rel=1e-5)
 
 
 def test_an_iteration_stops_for_each_accumulated_batch_on_all_ranks_at_once(run: Callable[..., Path]) -> None:

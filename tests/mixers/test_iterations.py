@@ -112,6 +112,24 @@ def test_a_random_cap_is_drawn_for_every_training_batch_alike_in_every_layer(x):
     assert _iterations(resumed, x) == _iterations(layers[0], x) == [cap.iterations(TIME, 8)]
 
 
+def test_accumulated_batches_share_a_draw_and_a_repetition_repeats_it(x):
+    cap = RandomCap(mean=6, seed=3)
+    mixer = _mixer(stopping=NEVER, train_iterations=cap)
+    for draw in range(4):
+        expected = [cap.iterations(TIME, draw)]
+        assert _iterations(mixer, x) == expected
+        for _ in range(2):
+            mixer.go_on_with_step()
+            again = mixer.repeatable()
+            assert _iterations(mixer, x) == expected
+            with again():
+                assert _iterations(mixer, x) == expected
+    assert mixer.state_dict()["draws._extra_state"] == 4
+    fixed = _mixer(stopping=NEVER, train_iterations=5)
+    fixed.go_on_with_step()
+    assert _iterations(fixed, x) == [5]
+
+
 def test_only_a_random_cap_adds_to_a_checkpoint():
     dense = DenseMixer(WIDTH).state_dict().keys()
     assert _mixer(train_iterations=SequenceLength(), warm_start=True).state_dict().keys() == dense

@@ -41,6 +41,13 @@ def test_the_count_of_draws_travels_by_state_dict_and_stays_on_the_host():
     assert resumed["draws"].next() == draws["draws"].next() == 3
 
 
+def test_a_draw_can_be_had_again():
+    draws = Draws()
+    assert (draws.next(), draws.next()) == (0, 1)
+    draws.again()
+    assert (draws.next(), draws.next()) == (1, 2)
+
+
 @pytest.mark.parametrize(
     "make", [lambda: SequenceLength(0), lambda: RandomCap(0), lambda: RandomCap(4, -1), lambda: RandomCap(seed=-1)]
 )
