@@ -5,9 +5,9 @@
 One iteration from y = 0 is the diagonal RNN, the limit is `DenseMixer`; both share every equation but this loop. Each
 iteration is parallel over time. In evaluation every prefix of every sequence stops for itself, so that no output
 depends on the batch, on later tokens or on padding; in training the batch stops when enough of it has converged, after
-`decide_jointly` on all ranks together, and an accumulated part of a batch for itself, so that accumulation agrees to the
-solver's tolerance only. Within `context_parallel`, both are decided for the sequences of which there are
-slices, and what diagnostics tell of an evaluation is of the prefixes that end with the slice.
+`decide_jointly` on all ranks together, but each accumulated batch for itself, so that accumulation changes what comes
+out to the solver's tolerance. Within `context_parallel`, both are decided for the sequences of which there are slices,
+and what diagnostics tell of an evaluation is of the prefixes that end with the slice.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), equations 5-8.
 """

@@ -1,7 +1,7 @@
 """How many iterations a solve may take, where that is not one number: as many as there are tokens, or a random number.
 
 A random cap is a function of its seed and of the number of the draw alone, so it is the same on every rank and in every
-layer. `Draws` counts, and is part of a checkpoint, so a resumed run draws on. The accumulated parts of a batch share one.
+layer. `Draws` counts, and is part of a checkpoint, so a resumed run draws on. Accumulated batches share one.
 
 Source: Fixed-Point RNNs (arXiv 2503.10799), figure 6: l_max ~ Gamma(4) with mean 4, drawn for every batch.
 """

@@ -134,6 +134,12 @@ class SequenceLearner(LightningModule):
         self.bits = MeanOverPositions()
         self._counts: Tensor | None = None  # of the batches of the optimiser step so far
 
+    def setup(self, stage: str) -> None:
+        """Has all ranks decide together, from before the first callback that may train as a fit starts."""
+        if stage == "fit" and self.trainer.world_size > 1:
+            for block in self.model.blocks:
+                block.mixer.decide_jointly()
+
     def configure_model(self) -> None:
         """Cuts the weights for a strategy that shards them."""
         if self.device_mesh is not None:
@@ -212,11 +218,6 @@ class SequenceLearner(LightningModule):
         """
         total = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
         return total / scored
-
-    def on_fit_start(self) -> None:
-        if self.trainer.world_size > 1:
-            for block in self.model.blocks:
-                block.mixer.decide_jointly()
 
     def on_train_start(self) -> None:
         """Ends a resumed run at once if the learning rate has come to 0 for good."""

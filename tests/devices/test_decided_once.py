@@ -4,6 +4,7 @@ import os
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -11,10 +12,19 @@ from ranks import Ranks
 from torch import Tensor, nn
 
 from fprnn_lightning.callbacks import NonFiniteError, NonFiniteGuard, SolverReport, StopWhenSolved
+from fprnn_lightning.callbacks.find_learning_rate import range_test
 from fprnn_lightning.mixers.fixed_point import FixedPointMixer
 from fprnn_lightning.solvers.gradients import Implicit
 from fprnn_lightning.tasks.word_problem import WordProblem
 from fprnn_lightning.training import FixedLength, SequenceLearner, WarmupConstant
+
+
+class Search(Callback):
+    """Prints the losses of a search for a learning rate."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        losses = range_test(trainer, pl_module, np.geomspace(1e-3, 1e-1, 12))
+        print("searched", *losses, flush=True)
 
 
 class Spoil(Callback):
@@ -36,8 +46,9 @@ class Spoil(Callback):
 
 
 def train(callbacks: list[Callback], gradient: Implicit, steps: int) -> tuple[str, int, dict[str, float]]:
-    """What stopped the training of two iterating layers early, after how many steps, and what is logged last."""
+    """What stopped the training of two iterating layers early, after how many steps, and what these ranks log last."""
     torch.manual_seed(0)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     mixer = partial(FixedPointMixer, gradient=gradient, train_iterations=6, evaluation_iterations=6)
     lengths = {"validation_lengths": [4], "test_lengths": [4]}
     learner = SequenceLearner(
@@ -45,7 +56,8 @@ def train(callbacks: list[Callback], gradient: Implicit, steps: int) -> tuple[st
     )
     task = WordProblem("Z2", batch_size=16, train_length=4, validation_sequences=6, evaluation_batch_size=4, **lengths)
     trainer = Trainer(
-        **{"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_steps": steps, "callbacks": callbacks},
+        **{"accelerator": "cpu", "devices": ranks, "strategy": "ddp" if ranks > 1 else "auto"},
+        **{"max_steps": steps, "callbacks": callbacks},
         **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "log_every_n_steps": 1},
         **{"val_check_interval": 2, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0},
     )
@@ -84,3 +96,16 @@ def test_solver_statistics_are_of_all_ranks_and_a_warning_comes_once(tmp_path: P
     assert all(first[name] == second[name] for name in names)
     said = "".join(ranks.output(rank) for rank in (0, 1))
     assert said.count("the gradients of 16 of 16 sequences have not converged after 1 iterations in step 1") == 1
+
+
+def test_a_learning_rate_is_searched_for_together(tmp_path: Path) -> None:
+    searched = []
+    for ranks in (1, 2):
+        together = Ranks(train, ranks, tmp_path / str(ranks), [Search()], Implicit(8, 1e-2), 1)
+        together.results()
+        for rank in range(ranks):
+            (line,) = (line for line in together.output(rank).splitlines() if line.startswith("searched"))
+            searched.append([float(loss) for loss in line.split()[1:]])
+    one, first, second = searched
+    assert len(one) == 12
+    assert first == second == pytest.approx(one, rel=1e-5)
