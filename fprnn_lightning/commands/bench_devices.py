@@ -4,8 +4,12 @@ Bytes are those that one process sends where the exchange goes round a ring of N
 
     all-reduce 2 S (N-1)/N,   all-gather and reduce-scatter S (N-1)/N, S the whole tensor,   broadcast S
 
-An optimiser step of P weights in float32 so sends 8P (N-1)/N bytes under DDP (one all-reduce of the gradients) and
-12P (N-1)/N sharded (weights gathered forward and backward, gradients scattered), and some small reductions.
+An optimiser step of P weights in float32 so sends 8P (N-1)/N bytes under DDP (all-reduces of the gradients) and
+12P (N-1)/N sharded (weights gathered forward and backward, gradients scattered), and some small reductions. Each costs
+latencies too: going by trees, as taken here, an all-reduce 2 log2(N) one after the other, a gather or scatter log2(N).
+
+    DDP: an all-reduce of the first 1 MiB of gradients, and one of each 25 MiB after it
+    sharded, L blocks: 2L + 1 all-gathers, L + 1 reduce-scatters
 """
 
 import logging
@@ -66,6 +70,7 @@ FLOAT32 = 4  # bytes
 SMALL = 7  # exchanges of a step that carry a few bytes: three reductions, a barrier before each, and a broadcast
 PROCESSES = (8, 64, 1024)
 BACKWARD_SHARE = 2 / 3  # of a step's computation
+FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # bytes of gradients that DDP reduces at once
 
 
 class Link(NamedTuple):
@@ -88,14 +93,16 @@ class Workload(NamedTuple):
 
     Args:
         parameters: numbers that are learnt.
+        blocks: of the model, each of which is gathered and scattered for itself if sharded.
         compute_seconds: forward, backward and optimiser; an input of the cost model, not measured.
     """
 
     parameters: float
+    blocks: int
     compute_seconds: float
 
 
-WORKLOADS = (Workload(125e6, 0.1), Workload(0.4e6, 0.01))
+WORKLOADS = (Workload(125e6, 12, 0.1), Workload(0.4e6, 1, 0.01))
 
 
 def devices(
@@ -297,6 +304,19 @@ def exchanged_bytes(strategy: str, parameters: float, processes: int) -> float:
     return sum(Exchange(name, FLOAT32 * parameters).sent(processes) for name in passes)
 
 
+def buckets(parameters: float) -> int:
+    """All-reduces of float32 gradients per optimiser step under DDP; as if a bucket could end within a tensor."""
+    return 1 + math.ceil(max(0.0, FLOAT32 * parameters - FIRST_BUCKET) / BUCKET)
+
+
+def latencies(strategy: str, parameters: float, blocks: int, processes: int) -> float:
+    """Messages that an optimiser step waits for one after the other as weights and gradients go, by trees."""
+    depth = math.log2(processes)
+    if strategy == "DDP":
+        return 2 * depth * buckets(parameters)
+    return depth * (2 * blocks + 1 + blocks + 1)
+
+
 def small_seconds(processes: int, latency: float) -> float:
     """Time per step of the small exchanges, each up a tree of processes and down again; all wait for them."""
     return SMALL * 2 * math.log2(processes) * latency
@@ -317,17 +337,20 @@ def cost_table() -> list[dict[str, object]]:
         for strategy in ("DDP", "sharded"):
             for processes in PROCESSES:
                 sent = exchanged_bytes(strategy, workload.parameters, processes)
+                messages = latencies(strategy, workload.parameters, workload.blocks, processes)
                 row: dict[str, object] = {
                     "parameters": f"{workload.parameters / 1e6:g} M",
+                    "blocks": workload.blocks,
                     "compute": f"{1e3 * workload.compute_seconds:g} ms",
                     "strategy": strategy,
                     "GPUs": processes,
                     "sent": f"{sent / 1e6:.1f} MB",
+                    "messages": f"{messages:.0f}",
                 }
                 hidden = workload.compute_seconds * (BACKWARD_SHARE if strategy == "DDP" else 1.0)
                 for name, link in LINKS.items():
-                    small = small_seconds(processes, link.latency)
-                    seconds = workload.compute_seconds, sent / link.bandwidth, small
+                    exchange = sent / link.bandwidth + messages * link.latency
+                    seconds = workload.compute_seconds, exchange, small_seconds(processes, link.latency)
                     row[name] = f"{100 * efficiency(*seconds):.0f}–{100 * efficiency(*seconds, hidden):.0f} %"
                 rows.append(row)
     return rows

@@ -1,5 +1,6 @@
 """Weights, gradients and moments cut into as many shards as there are processes (FSDP2): each block's weights are made
 whole where it is computed, forward and backward, and dropped again; its gradients go as means to who has the shards.
+Embedding, last norm and head stay whole from forward to backward, which begins with the head.
 
 Sequences may be cut as well, into slices of time that neighbouring processes share (`scan.context_parallel`).
 

@@ -7,7 +7,18 @@ import pytest
 
 from fprnn_lightning.cli import main
 from fprnn_lightning.commands import bench_devices
-from fprnn_lightning.commands.bench_devices import Exchange, cost_table, efficiency, exchanged_bytes, small_seconds
+from fprnn_lightning.commands.bench_devices import (
+    FIRST_BUCKET,
+    FLOAT32,
+    LINKS,
+    Exchange,
+    buckets,
+    cost_table,
+    efficiency,
+    exchanged_bytes,
+    latencies,
+    small_seconds,
+)
 
 PAGE = Path(__file__).parents[2] / "configs" / "hardware" / "README.md"
 
@@ -37,7 +48,8 @@ def test_every_strategy_is_measured(rows: list[dict[str, str]]) -> None:
 def test_the_small_exchanges_are_those_of_the_cost_model(rows: list[dict[str, str]]) -> None:
     for row in rows:
         if row["strategy"] == "DDP":
-            small = float(row["all_reduce"]) - 1 + float(row["barrier"]) + float(row["broadcast"])
+            bulk = buckets(int(row["parameters"]))
+            small = float(row["all_reduce"]) - bulk + float(row["barrier"]) + float(row["broadcast"])
             iterations = {"fp_rnn": 2 * 15, "dense": 0}[row["mixer"]]  # of two layers, but for the last
             assert small == pytest.approx(bench_devices.SMALL + iterations, abs=0.5)
 
@@ -78,6 +90,30 @@ def test_efficiency() -> None:
     assert efficiency(1.0, 0.0) == efficiency(1.0, 0.5, hidden=0.6) == 1
     assert efficiency(1.0, 1.0) == efficiency(1.0, 1.5, hidden=0.5) == efficiency(1.0, 0.5, small=0.5) == 0.5
     assert small_seconds(8, 1e-6) == pytest.approx(42e-6)
+
+
+def test_the_latencies_are_those_of_the_counted_exchanges(rows: list[dict[str, str]]) -> None:
+    blocks = 2
+    for row in rows:
+        if row["strategy"] == "sharded":
+            reports = 0.2
+            counted = float(row["all_gather"]) - reports + float(row["reduce_scatter"])
+            assert latencies("sharded", int(row["parameters"]), blocks, 2) == pytest.approx(counted)
+
+
+def test_latencies_grow_with_the_logarithm_of_the_processes() -> None:
+    assert [buckets(numbers) for numbers in (1e3, FIRST_BUCKET / FLOAT32, 639_805, 125e6)] == [1, 1, 2, 21]
+    assert latencies("DDP", 125e6, 12, 1024) == 21 * 2 * 10
+    assert latencies("sharded", 125e6, 12, 1024) == (25 + 13) * 10
+    assert latencies("sharded", 125e6, 12, 8) == (25 + 13) * 3
+
+
+def test_the_table_counts_bytes_and_latencies() -> None:
+    row = next(row for row in cost_table() if (row["blocks"], row["strategy"], row["GPUs"]) == (12, "sharded", 1024))
+    bandwidth, latency = LINKS["InfiniBand"]
+    exposed = 12 * 125e6 * 1023 / 1024 / bandwidth + 38 * 10 * latency
+    small = 7 * 2 * 10 * latency
+    assert row["InfiniBand"] == f"{10 / (0.1 + exposed + small):.0f}–{10 / (0.1 + small):.0f} %"
 
 
 def test_the_page_shows_the_cost_table() -> None:
