@@ -38,7 +38,10 @@ class Continuation(Callback):
         self._restore(trainer)  # only now, as making the loader's iterator has drawn a number
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore(trainer)  # of a run that was over but for its test
+        if self.is_loaded:  # a run that was over but for its test, whose one epoch Lightning has not begun again
+            for counts in (trainer.fit_loop.epoch_progress.total, trainer.fit_loop.epoch_progress.current):
+                counts.processed = counts.completed = counts.started
+        self._restore(trainer)
 
     def _restore(self, trainer: Trainer) -> None:
         if self.is_loaded:
