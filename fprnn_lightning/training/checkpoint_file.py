@@ -1,6 +1,10 @@
-"""Checkpoints as files: plain types and tensors, replaced whole, so that one can always be read."""
+"""Checkpoints as files: plain types and tensors, replaced whole, so that one can always be read.
 
-import pickle
+What `read_checkpoint` reads is mapped, not copied: processes of one machine share its memory, and what of it is never
+looked at takes none. A file that is replaced stays as it was to who has mapped it.
+"""
+
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,9 @@ class WholeCheckpoints(TorchCheckpointIO):
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint's content, plain types and tensors on the CPU.
+    """A checkpoint's content, plain types and tensors on the CPU, mapped where the file is of the kind that can be.
+
+    The file must not be written into as long as the tensors are used, only replaced.
 
     Raises:
         UsageError: if there is no such file or it is no checkpoint.
@@ -29,8 +35,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not Path(path).is_file():
         raise UsageError(f"ckpt_path: file {path} does not exist")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # of damaged bytes, unpickling may raise any
         raise UsageError(f"ckpt_path: {path} is not a checkpoint, or not a whole one") from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise UsageError(f"ckpt_path: {path} holds no model, a checkpoint written by fit is needed")
