@@ -41,7 +41,7 @@ def test_what_is_done_to_the_tensors_does_not_reach_the_file(path: Path) -> None
     torch.testing.assert_close(read_checkpoint(path), content(1.0), rtol=0, atol=0)
 
 
-def test_a_file_of_the_old_format_is_read_checkpoint(tmp_path: Path) -> None:
+def test_a_file_of_the_old_format_is_read(tmp_path: Path) -> None:
     torch.save(content(3.0), tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
     torch.testing.assert_close(read_checkpoint(tmp_path / "old.ckpt"), content(3.0), rtol=0, atol=0)
 
