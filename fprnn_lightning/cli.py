@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace, auto_cli, set_parsing_settings
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -100,6 +101,7 @@ TRAINER_DEFAULTS = {
     "log_every_n_steps": 10,
     "enable_model_summary": False,
 }
+PROCESS_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 NAMED = ("best", "last")  # checkpoints of the newest run
 PROCESSES_PER_PROCESSOR = 4  # more would only wait for each other
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -287,10 +289,15 @@ class CommandLine(LightningCLI):
             check_limits(trainer)
             if self.subcommand == "fit":
                 _, shares = share(trainer)
-                self.datamodule.check_division(shares, trainer.accumulate_grad_batches)
-                self.model.check_slices(trainer.world_size // shares)
+                slices = trainer.world_size // shares
+                self.datamodule.check_division(shares, trainer.accumulate_grad_batches, slices)
+                self.model.check_slices(slices)
+            if trainer.global_rank > 0:  # last, as where the first process has found a mistake it never answers
+                reach(trainer)
             return trainer
         except KeyError as error:
+            if error.args[0] not in PROCESS_VARIABLES:
+                raise
             raise UsageError(f"trainer: the environment variable {error} is missing, torchrun sets it") from error
         except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
             raise UsageError(f"trainer: {one_line(error)}") from error
@@ -311,8 +318,8 @@ class CommandLine(LightningCLI):
         stop = StopOnSignal(saved, requeue)
         self.held.callback(stop.restore)
         callbacks = [StartLine(), SaveConfig(text, self.folder), stop, Continuation()]
-        start = str(self.folder) if is_continued else "", self.checkpoint.get("global_step", 0)
-        callbacks += [SameStart(run_folders.essential(configuration), *start)]
+        start = str(self.folder) if is_continued else "", partial(first_step, self._settings().ckpt_path)
+        callbacks += [SameStart(run_folders.options(configuration, run_folders.MACHINES), *start)]
         callbacks += settings.callbacks or []
         callbacks += [Throughput(), GradientNorm(), SolverReport(), NonFiniteGuard(), LengthCurve()]
         callbacks += [ModelPage(text), RunTable(), SolverProfile()]
@@ -434,7 +441,8 @@ def check_limits(trainer: Trainer) -> None:
     """Raises ValueError if several processes evaluate so many batches each: measures would depend on their number."""
     for option, sequences in (("limit_val_batches", "validation"), ("limit_test_batches", "test")):
         limit = getattr(trainer, option)
-        if trainer.world_size > 1 and limit != 0 and (isinstance(limit, int) or limit < 1):
+        is_limited = limit != 0 and (isinstance(limit, int) or limit < 1)
+        if is_limited and trainer.world_size > 1 and not trainer.fast_dev_run:
             raise ValueError(
                 f"{option} is {limit} for each of {trainer.world_size} processes, and measures would depend on their "
                 f"number; give data.{sequences}_sequences instead"
@@ -448,10 +456,11 @@ def check_devices(trainer: Trainer) -> None:
     if trainer.world_size > 1:
         environment = trainer.strategy.cluster_environment
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
-        if trainer.global_rank > 0:
-            reach(environment.main_address, environment.main_port, trainer.strategy._timeout.total_seconds())
-        else:
-            find(environment.main_address, environment.main_port)
+        address = environment.main_address
+        try:
+            socket.getaddrinfo(address, environment.main_port)
+        except socket.gaierror as error:
+            raise ValueError(f"MASTER_ADDR is {address}, which has no network address: {error.strerror}") from error
     most = PROCESSES_PER_PROCESSOR * os.cpu_count()
     if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > most:
         raise ValueError(
@@ -460,29 +469,30 @@ def check_devices(trainer: Trainer) -> None:
         )
 
 
-def find(address: str, port: int) -> None:
-    """Raises ValueError if a host is unknown."""
-    try:
-        socket.getaddrinfo(address, port)
-    except socket.gaierror as error:
-        raise ValueError(f"MASTER_ADDR is {address}, which has no network address: {error.strerror}") from error
+def reach(trainer: Trainer) -> None:
+    """Raises ValueError if nobody listens where the first process should, for as long as processes wait for each other.
 
-
-def reach(address: str, port: int, patience: float) -> None:
-    """Raises ValueError if a host is unknown, or nobody listens there for so many seconds."""
-    find(address, port)
-    end = monotonic() + patience
+    torch's own waiting ends in a trace of its C++ code.
+    """
+    environment = trainer.strategy.cluster_environment
+    place = environment.main_address, environment.main_port
+    end = monotonic() + (trainer.strategy._timeout or default_pg_timeout).total_seconds()
     while True:
         try:
-            socket.create_connection((address, port), max(0.1, end - monotonic())).close()
+            socket.create_connection(place, max(0.1, end - monotonic())).close()
             return
         except OSError as error:
             if monotonic() > end:
                 raise ValueError(
-                    f"nobody answers at MASTER_ADDR {address}, MASTER_PORT {port}, where the first process of this run "
-                    f"should be: {error.strerror or error}"
+                    f"nobody answers at MASTER_ADDR {place[0]}, MASTER_PORT {place[1]}, where the first process of "
+                    f"this run should be: {error.strerror or error}"
                 ) from error
         sleep(0.1)
+
+
+def first_step(checkpoint: str | None) -> int:
+    """The optimiser steps before a checkpoint, 0 without one."""
+    return read_model(checkpoint).get("global_step", 0) if checkpoint and _exists(checkpoint) else 0
 
 
 class UnstartedFit(CommandLine):

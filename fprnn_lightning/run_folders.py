@@ -7,9 +7,9 @@ the same if their configurations are, but for what changes where and how a run i
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -19,10 +19,13 @@ import yaml
 from fprnn_lightning.sentences import UsageError
 
 CONFIGURATION, LAST_WRITTEN = "config.yaml", "length_curve.csv"
-ASIDE = {  # what two configurations of the same run may differ in
-    *(f"trainer.{name}" for name in ("accelerator", "strategy", "devices", "num_nodes", "accumulate_grad_batches")),
+MACHINES = {  # what may differ between the processes of a run
     *(f"trainer.{name}" for name in ("default_root_dir", "logger", "enable_progress_bar", "enable_model_summary")),
-    *("trainer.profiler", "data.workers", "model.recompute", "model.compile"),
+    *("trainer.profiler", "data.workers"),
+}
+ASIDE = MACHINES | {  # what two configurations of the same run may differ in
+    *(f"trainer.{name}" for name in ("accelerator", "strategy", "devices", "num_nodes", "accumulate_grad_batches")),
+    *("model.recompute", "model.compile"),
 }
 UNLOCKABLE = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 PATIENCE = 20.0  # seconds: worker processes of a killed run hold its lock until they notice
@@ -66,13 +69,17 @@ def newest_like(parent: Path, configuration: dict[str, Any]) -> Path | None:
 
 def differences(run: Path, configuration: dict[str, Any]) -> list[str]:
     """The options by which a run's configuration and another differ, without those that do not change the outcome."""
-    ours, theirs = (essential(each) for each in (configuration, read_configuration(run)))
+    ours, theirs = (options(each, ASIDE) for each in (configuration, read_configuration(run)))
     return [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
 
 
-def essential(configuration: dict[str, Any]) -> dict[str, Any]:
-    """The options by their dotted names, without those that do not change the outcome or are null."""
-    return {name: value for name, value in _options(configuration) if name not in ASIDE}
+def options(configuration: dict[str, Any], aside: Container[str]) -> dict[str, Any]:
+    """The options by their dotted names, without those put aside, what is below these, and what is null."""
+    return {
+        name: value
+        for name, value in _options(configuration)
+        if not any(above in aside for above in accumulate(name.split("."), "{}.{}".format))
+    }
 
 
 def is_finished(run: Path) -> bool:

@@ -105,7 +105,8 @@ def test_a_file_system_without_locks_is_used_without(tmp_path: Path, monkeypatch
 def test_what_changes_where_a_run_is_computed_leaves_it_the_same(tmp_path: Path) -> None:
     ours = {"model": {"recompute": False, "width": 8}, "trainer": {"devices": 1}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(ours))
-    theirs = {"model": {"recompute": True, "compile": True, "width": 8}, "trainer": {"devices": 4}}
+    sharded = {"class_path": "fprnn_lightning.training.Sharded", "init_args": {"slices": 2}}
+    theirs = {"model": {"recompute": True, "compile": True, "width": 8}, "trainer": {"devices": 4, "strategy": sharded}}
     assert run_folders.differences(tmp_path, theirs) == []
     assert run_folders.differences(tmp_path, {"model": {"width": 9}}) == ["model.width"]
 

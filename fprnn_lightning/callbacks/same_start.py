@@ -2,7 +2,7 @@
 the same step of the same run. They are started apart, on machines whose files may differ.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,10 +17,11 @@ class SameStart(Callback):
     Args:
         options: by dotted name, those that must be equal.
         folder: of the run that goes on, "" if it is a new one.
-        step: optimiser steps before.
+        step: gives the optimiser steps before; asked when all ranks are there, as until then another process may have
+            been saving what they go on from.
     """
 
-    def __init__(self, options: Mapping[str, Any], folder: str, step: int) -> None:
+    def __init__(self, options: Mapping[str, Any], folder: str, step: Callable[[], int]) -> None:
         self.options = dict(options)
         self.folder = folder
         self.step = step
@@ -32,8 +33,9 @@ class SameStart(Callback):
             UsageError: on all ranks if they differ.
         """
         if trainer.world_size > 1:
+            trainer.strategy.barrier()
             starts: list[Any] = [None] * trainer.world_size
-            distributed.all_gather_object(starts, (self.options, self.folder, self.step))
+            distributed.all_gather_object(starts, (self.options, self.folder, self.step()))
             for rank, start in enumerate(starts):
                 if start != starts[0]:
                     raise UsageError(_difference(rank, starts[0], start))

@@ -73,7 +73,7 @@ class StopOnSignal(Callback):
     def restore(self) -> None:
         """Listens no longer: signals do what they did before."""
         for number, handler in self.before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None is of a handler that Python does not know
         self.before = {}
 
     def _listen(self) -> None:

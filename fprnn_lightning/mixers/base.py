@@ -74,7 +74,7 @@ class SequenceMixer(nn.Module, ABC):
         width: channels of the input and of the output.
     """
 
-    can_be_sliced = True  # whether several processes can each have a slice in time of longer sequences
+    can_be_sliced = False  # whether processes can each have a slice in time of longer sequences (`context_parallel`)
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ class DenseMixer(RecurrentMixer):
         fused: whether to use the CPU kernel where there is one (GatedDiagonal with Householder).
     """
 
-    can_be_sliced = False
+    can_be_sliced = False  # it walks through time
 
     def __init__(
         self,

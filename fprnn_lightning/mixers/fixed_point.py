@@ -184,15 +184,16 @@ class FixedPointMixer(RecurrentMixer):
         return self._report
 
     def repeatable(self) -> Callable[[], AbstractContextManager[None]]:
-        """With the same draw, from the same start."""
-        before = self._memory()
+        """With the same draw, from the same start, on the same slices."""
+        before, sliced = self._memory(), super().repeatable()
 
         @contextmanager
         def again() -> Iterator[None]:
             after = self._memory()
             self._remember(*before)
             try:
-                yield
+                with sliced():
+                    yield
             finally:
                 self._remember(*after)
 

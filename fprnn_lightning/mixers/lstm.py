@@ -15,8 +15,6 @@ class LSTMMixer(SequenceMixer):
         expand: hidden channels per channel of `width`.
     """
 
-    can_be_sliced = False
-
     def __init__(self, width: int, expand: float = 2.0) -> None:
         super().__init__(width)
         self.lstm = nn.LSTM(width, inner_width(width, expand), batch_first=True)

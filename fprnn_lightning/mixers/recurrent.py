@@ -11,7 +11,9 @@ Source: Fixed-Point RNNs (arXiv 2503.10799), section 4.
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,12 @@ from fprnn_lightning.cores import Core
 from fprnn_lightning.mixers.base import Iteration, Profile, SequenceMixer, inner_width
 from fprnn_lightning.mixers.contraction import contraction, contraction_bound
 from fprnn_lightning.mixers.convolution import CausalConvolution
-from fprnn_lightning.scan.context_parallel import require_whole_sequences, slices_in_use, tokens_before
+from fprnn_lightning.scan.context_parallel import (
+    require_whole_sequences,
+    slices_in_use,
+    time_slices,
+    tokens_before,
+)
 
 NORM_EPSILON = 1e-6
 TOKENS_OF_DECAYS = 64  # of each sequence whose decays a profile has, evenly spaced
@@ -152,6 +159,8 @@ class RecurrentMixer(SequenceMixer):
         ValueError: if a size is out of range.
     """
 
+    can_be_sliced = True
+
     def __init__(
         self,
         width: int,
@@ -260,6 +269,11 @@ class RecurrentMixer(SequenceMixer):
         s = self.seen(self.states(precise, _precise(self.terms.from_input(x))), precise)
         reads = self.output_term is not None and self.output_term.reads_feedback
         return self._project_out(x, gate, s, feedback(s) if reads else None)
+
+    def repeatable(self) -> Callable[[], AbstractContextManager[None]]:
+        """On the same slices of time, if sequences are cut."""
+        slices = slices_in_use()
+        return nullcontext if slices is None else partial(time_slices, slices)
 
     def prefill(self, u: Tensor) -> tuple[Tensor, State]:
         require_whole_sequences(f"{type(self).__name__}.prefill")

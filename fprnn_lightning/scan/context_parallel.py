@@ -25,7 +25,7 @@ Martin and Cundy 2018 (arXiv 1709.04057), Mamba-2 (arXiv 2405.21060), section 8.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -150,7 +150,7 @@ def context_parallel(group: "dist.ProcessGroup | None" = None) -> Iterator[TimeS
     It holds for this thread, up to its end, and for nothing else. Every rank of the group must run the same forwards
     and backwards: one that fails alone leaves the others waiting up to the group's timeout. Compiled functions run
     uncompiled. A scan's gradient can be taken once only, and its initial state is read on the first rank (on the last
-    if in reverse). What activation checkpointing runs again, it must run within: else it refuses.
+    if in reverse). What activation checkpointing runs again must run within `time_slices`.
 
     DistributedDataParallel, which takes the mean of the gradients over its ranks, may take the place of `sum_gradients`
     where the loss is multiplied by their number; so ranks may share batches out besides, in groups of slices.
@@ -168,10 +168,20 @@ def context_parallel(group: "dist.ProcessGroup | None" = None) -> Iterator[TimeS
     if rank < 0:
         raise ValueError(f"context_parallel: rank {dist.get_rank()} is not in the group that it was given")
     slices = TimeSlices(group, rank, dist.get_world_size(group))
+    with time_slices(slices):
+        yield slices
+
+
+@contextmanager
+def time_slices(slices: TimeSlices | None) -> Iterator[None]:
+    """Within it sequences are slices of these, as where `slices_in_use` gave them; whole sequences if they are None.
+
+    Backward may run in threads of autograd's own, which know nothing of the contexts of others.
+    """
     before = _in_use.set(slices)
     try:
-        with torch.compiler.set_stance("force_eager"):
-            yield slices
+        with nullcontext() if slices is None else torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         _in_use.reset(before)
 

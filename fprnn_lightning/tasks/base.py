@@ -164,12 +164,13 @@ class SequenceTask(LightningDataModule, ABC):
             return self._draw(split, index, self.batch_size, self.train_length)
         return self._evaluation_batch(split, index)
 
-    def check_division(self, devices: int, accumulated: int) -> None:
+    def check_division(self, devices: int, accumulated: int, slices: int = 1) -> None:
         """Says whether the sequences of a step can be shared out evenly.
 
         Args:
-            devices: How many there are.
+            devices: How many there are, or groups of them that share sequences.
             accumulated: Batches that each of them takes for one optimiser step.
+            slices: Devices of a group.
 
         Raises:
             ValueError: If they cannot.
@@ -177,10 +178,13 @@ class SequenceTask(LightningDataModule, ABC):
         parts = devices * accumulated
         if self.batch_size % parts:
             accumulation = f" with {accumulated} accumulated batches each" if accumulated > 1 else ""
+            sharing = f"{devices} device{'s' * (devices > 1)}"
+            if slices > 1:
+                sharing = f"{devices} group{'s' * (devices > 1)} of {slices} devices"
             nearest = max(1, round(self.batch_size / parts)) * parts
             raise ValueError(
-                f"batch_size is {self.batch_size} sequences per step, which cannot be divided among {devices} "
-                f"device{'s' * (devices > 1)}{accumulation}; {nearest} can."
+                f"batch_size is {self.batch_size} sequences per step, which cannot be divided among {sharing}"
+                f"{accumulation}; {nearest} can."
             )
 
     def train_dataloader(self) -> DataLoader:

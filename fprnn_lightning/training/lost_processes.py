@@ -2,7 +2,8 @@
 
 The first process may be waiting for the lost one inside a collective, where no exception reaches it, so a thread looks
 after the others. Mostly it has nothing to do: after a signal or a mistake all end by themselves, and gloo says that a
-process is gone. So it gives the first process time to leave the run by itself, and acts if it does not.
+process is gone. So it gives the first process time to leave the run by itself, and acts if it does not. Where the first
+fails, the others have as long.
 """
 
 import os
@@ -10,8 +11,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
+from time import monotonic
 
 from lightning.pytorch.strategies.launchers import subprocess_script
 
@@ -26,19 +28,24 @@ REGULAR = {2, 128 + signal.SIGINT, 128 + signal.SIGUSR1, 128 + signal.SIGTERM}  
 @contextmanager
 def ending_with_lost_processes() -> Iterator[None]:
     """A context of a run in which a lost process that Lightning has started ends the others and this one, by code 1."""
-    left, deciding = Event(), Lock()
+    left, deciding, started = Event(), Lock(), []
 
     def look_after(processes: list[subprocess.Popen]) -> None:
+        started.extend(processes)
         Thread(target=_look_after, args=(processes, left, deciding), daemon=True).start()
 
     lightnings = subprocess_script._launch_process_observer  # it kills all without a word
     subprocess_script._launch_process_observer = look_after
+    failed = True
     try:
         yield
+        failed = False
     finally:
         subprocess_script._launch_process_observer = lightnings
         with deciding:
             left.set()
+        if failed:
+            _end(started)
 
 
 def _look_after(processes: list[subprocess.Popen], left: Event, deciding: Lock) -> None:
@@ -53,9 +60,18 @@ def _look_after(processes: list[subprocess.Popen], left: Event, deciding: Lock) 
             for process in processes:
                 process.kill()
             sys.stdout.flush()
-            print(f"error: {LOST_PROCESS} (process {lost.pid} {_end(lost.returncode)})", file=sys.stderr, flush=True)
+            print(f"error: {LOST_PROCESS} (process {lost.pid} {_how(lost.returncode)})", file=sys.stderr, flush=True)
             os._exit(1)
 
 
-def _end(code: int) -> str:
+def _end(processes: list[subprocess.Popen]) -> None:
+    """Has processes end that do not by themselves, where the first has failed and they may wait for it."""
+    last = monotonic() + GRACE
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, last - monotonic()))
+        process.kill()
+
+
+def _how(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

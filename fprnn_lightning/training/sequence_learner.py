@@ -195,13 +195,12 @@ class SequenceLearner(LightningModule):
         Raises:
             ValueError: if not.
         """
-        if slices > 1:
-            for block in self.model.blocks:
-                if not block.mixer.can_be_sliced:
-                    raise ValueError(
-                        f"slices is {slices}, but {type(block.mixer).__name__} walks through whole sequences, token by "
-                        "token; give another model.mixer"
-                    )
+        if slices == 1:
+            return
+        for block in self.model.blocks:
+            if not block.mixer.can_be_sliced:
+                name = type(block.mixer).__name__
+                raise ValueError(f"slices is {slices}, but {name} needs whole sequences; give another model.mixer")
         if self.curriculum.start < slices:
             raise ValueError(
                 f"slices is {slices}, but the curriculum starts at length {self.curriculum.start}; it must start at "
@@ -251,10 +250,6 @@ class SequenceLearner(LightningModule):
             self._conclude_step(length, lesson.scored)
         sharing = 1 if lesson.slices is None else lesson.slices.size
         return {"loss": lesson.loss, "tokens": len(batch[0]) * length / sharing}
-
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        with self.time_slices():  # which blocks that are computed again run in
-            super().backward(loss, *args, **kwargs)
 
     @torch.no_grad()
     def _count(self, lesson: Lesson, length: int) -> None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -66,7 +67,7 @@ class Sharded(ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._data_parallel_size, self._tensor_parallel_size = self.num_nodes * self.num_processes, 1
         super().setup_environment()
-        if self.slices > 1:
+        if self.slices > 1 and self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
             self.group, _ = dist.new_subgroups(self.slices, timeout=self._timeout)
 
     @property
@@ -78,7 +79,8 @@ class Sharded(ModelParallelStrategy):
         """
         shares, rest = divmod(self.world_size, self.slices)
         if rest:
-            raise ValueError(f"Sharded: slices is {self.slices}, must divide the {self.world_size} processes")
+            processes = f"the number of processes, {self.world_size}"
+            raise ValueError(f"Sharded: slices is {self.slices}, must divide {processes}")
         return {"num_replicas": shares, "rank": self.global_rank // self.slices}
 
     def setup(self, trainer: Trainer) -> None:

@@ -215,9 +215,11 @@ def test_warm_starts(ranks):
     check_mixer(ranks, iterating(3, warm_start=True), [3, 4], loops=2)
 
 
+@pytest.mark.parametrize("recompute", [False, True])  # in backward, which is outside of context_parallel
 @pytest.mark.parametrize("core", [CORES["FP-RNN"], CORES["FP-Mamba"]])
-def test_a_model_learns_the_same(ranks, core):
-    make = partial(SequenceModel, 7, iterating(6, core=core, convolution=4), 8, layers=2, mlp_ratio=2)
+def test_a_model_learns_the_same(ranks, core, recompute):
+    mixer, options = iterating(6, core=core, convolution=4), {"layers": 2, "mlp_ratio": 2, "recompute": recompute}
+    make = partial(SequenceModel, 7, mixer, 8, **options)
     generator = torch.Generator().manual_seed(0)
     tokens, targets = torch.randint(7, (2, 3, 14), generator=generator)
     targets[:, :4] = -100  # nothing is scored in the first slice

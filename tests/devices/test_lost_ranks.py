@@ -78,7 +78,15 @@ def _slowly(arguments: list[str]) -> None:
             *(signal.SIGKILL, 0.5, 1, "error: another process of this run has ended or does not answer"),
             marks=pytest.mark.slow,
         ),
-        (signal.SIGTERM, 0.5, 128 + signal.SIGTERM, r"ended by SIGTERM after step \d+, saved in logs/.*/last.ckpt"),
+        pytest.param(
+            *(
+                signal.SIGTERM,
+                0.5,
+                128 + signal.SIGTERM,
+                r"ended by SIGTERM after step \d+, saved in logs/.*/last.ckpt",
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["lost in a step without end", "lost", "told to end"],
 )

@@ -56,7 +56,7 @@ def test_accumulation_changes_nothing_but_rounding(
     assert_same_trace(many, run(kind, 1))
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 4)])
+@pytest.mark.parametrize(("before", "after"), [(1, 4), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_random_caps_go_on_with_another_accumulation(run: Callable[..., Path], before: int, after: int) -> None:
     kind, accumulate = "one step, random caps", "--trainer.accumulate_grad_batches="
     half = run(kind, 1, f"{accumulate}{before}", "--trainer.max_steps=10")

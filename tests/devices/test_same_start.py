@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from ranks import Ranks, free_port
 from small_runs import fit, table
 
@@ -34,9 +35,11 @@ def assert_told(nodes: list[Ranks], sentence: str) -> None:
         assert "Traceback" not in node.output(0)
 
 
-def test_with_other_options(tmp_path: Path) -> None:
-    nodes = start_two_machines(tmp_path, (), ("--model.learning_rate=0.5",))
-    assert_told(nodes, "process 1 of this run has another model.learning_rate than process 0, start all with the same")
+@pytest.mark.parametrize("option", ["model.learning_rate=0.5", "trainer.accumulate_grad_batches=2"])
+def test_with_other_options(tmp_path: Path, option: str) -> None:
+    nodes = start_two_machines(tmp_path, (), (f"--{option}",))
+    name = option.partition("=")[0]
+    assert_told(nodes, f"process 1 of this run has another {name} than process 0, start all with the same")
     assert not list(tmp_path.glob("*/logs/*/*/run_*"))
 
 

@@ -30,6 +30,7 @@ print(json.dumps(snapshots[-1]))
 """
 
 
+@pytest.mark.slow  # to start Ray takes most of a minute on two cores
 def test_two_tasks_run_at_a_time_and_closing_ends_them(tmp_path):
     ended = subprocess.run([sys.executable, "-c", LAUNCH], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr

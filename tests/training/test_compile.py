@@ -90,6 +90,7 @@ def test_a_mixer_is_traced_once_for_all_lengths(config: Path, dtype: torch.dtype
     runs_at_every_length(config, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="machine code is made by a C++ compiler")
 @cases({"gated_diagonal-float32"})
 def test_a_mixer_is_compiled_once_for_all_lengths(config: Path, dtype: torch.dtype) -> None:

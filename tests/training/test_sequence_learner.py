@@ -1,6 +1,5 @@
 """The learner under a real Trainer: what is decayed, cut, logged, saved, resumed and stopped."""
 
-import json
 import math
 from functools import partial
 
@@ -207,35 +206,6 @@ def test_answers_are_generated_from_their_prompts(small_learner, small_trainer):
     given, generated = (tested[f"test/{name}_4"] for name in ("token_accuracy", "generated_token_accuracy"))
     assert 0.2 < generated < given < 1, "else it says little"
     assert tested["test/generated_sequence_accuracy_2"] > 0
-
-
-class PositionFile(Callback):
-    """Each rank writes where its curriculum stands, what it logged and how many sequences it evaluated."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_train_end(self, trainer, pl_module):
-        logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
-        sequences = [value.item() for value in pl_module.validation_accuracy.compute()["sequences"]]
-        report = {"curriculum": pl_module.curriculum.state_dict(), "logged": logged, "sequences": sequences}
-        (self.folder / f"rank_{trainer.global_rank}.json").write_text(json.dumps(report))
-
-
-def test_two_ranks_agree(small_learner, small_task, small_trainer, tmp_path):
-    learner = small_learner(curriculum=ProgressiveLengths(2, 8, threshold=0.4, smoothing=0.5))
-    small_trainer(
-        strategy="ddp_spawn",
-        devices=2,
-        max_steps=8,
-        val_check_interval=8,
-        limit_val_batches=1.0,
-        callbacks=[PositionFile(tmp_path)],
-    ).fit(learner, small_task(validation_sequences=32))
-    first, second = (json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2))
-    assert first == second
-    assert first["sequences"] == [32, 32]
-    assert first["curriculum"]["current"] > 2
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # the resumed run continues there
