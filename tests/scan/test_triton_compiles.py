@@ -10,15 +10,10 @@ import pytest
 
 HERE = Path(__file__).parent
 KERNELS = sorted(HERE.parent.glob("*/compiled_*.py"))
-ARCHITECTURES = (
-    "sm_90",
-    "gfx942",
-    pytest.param("sm_80", marks=pytest.mark.slow),
-    pytest.param("sm_100", marks=pytest.mark.slow),
-)
+OTHERS = (pytest.param(name, marks=pytest.mark.slow) for name in ("sm_80", "sm_100", "gfx942"))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["sm_90", *OTHERS])
 @pytest.mark.parametrize("file", KERNELS, ids=lambda file: file.stem)
 def test_kernels_fit_into_registers(file: Path, architecture: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
