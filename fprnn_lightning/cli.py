@@ -318,7 +318,7 @@ class CommandLine(LightningCLI):
         stop = StopOnSignal(saved, requeue)
         self.held.callback(stop.restore)
         callbacks = [StartLine(), SaveConfig(text, self.folder), stop, Continuation()]
-        start = str(self.folder) if is_continued else "", partial(first_step, self._settings().ckpt_path)
+        start = str(self.folder) if is_continued else "", partial(steps_before, self._settings().ckpt_path)
         callbacks += [SameStart(run_folders.options(configuration, run_folders.MACHINES), *start)]
         callbacks += settings.callbacks or []
         callbacks += [Throughput(), GradientNorm(), SolverReport(), NonFiniteGuard(), LengthCurve()]
@@ -490,7 +490,7 @@ def reach(trainer: Trainer) -> None:
         sleep(0.1)
 
 
-def first_step(checkpoint: str | None) -> int:
+def steps_before(checkpoint: str | None) -> int:
     """The optimiser steps before a checkpoint, 0 without one."""
     return read_model(checkpoint).get("global_step", 0) if checkpoint and _exists(checkpoint) else 0
 
