@@ -104,10 +104,18 @@ def steps_logged(folder: Path) -> int:
 
 
 def history(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """All scalars of the event files in a folder, but for what a clock says."""
+    """All scalars of the event files in a folder, but for what a clock says.
+
+    Points of the length curve count once: a run killed as it wrote them, before length_curve.csv, writes them again,
+    and their steps are lengths, before those from which a resumed run voids what is there.
+    """
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     names = [name for name in events.Tags()["scalars"] if not name.endswith(UNREPEATABLE)]
-    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+    points = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+    return {
+        name: list(dict.fromkeys(curve)) if name.startswith("length_curve/") else curve
+        for name, curve in points.items()
+    }
 
 
 def table(folder: Path) -> list[list[str]]:
