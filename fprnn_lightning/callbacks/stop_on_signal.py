@@ -66,9 +66,7 @@ class StopOnSignal(Callback):
         if self._is_told(trainer):
             self._stop(trainer)
 
-    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if self._is_told(trainer):
-            self._stop(trainer)
+    on_predict_batch_end = on_test_batch_end
 
     def restore(self) -> None:
         """Listens no longer: signals do what they did before."""

@@ -97,6 +97,23 @@ def command_line(arguments: list[str], ranks: int, folder: Path, **options: Any)
     return Ranks(main, ranks, folder, [*arguments, *devices], **options)
 
 
+def two_machines(arguments: Callable[[Path], list[str]], folder: Path) -> list[Ranks]:
+    """The command line on two machines as torchrun starts it, with one process each.
+
+    Args:
+        arguments: what a machine is told, given the folder in which it works: that of the first ends in 0.
+        folder: where these folders are made.
+    """
+    together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "a"}
+    together |= {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    machines = []
+    for machine in ("0", "1"):
+        own, place = folder / machine, {**together, "RANK": machine, "GROUP_RANK": machine}
+        own.mkdir(exist_ok=True)
+        machines.append(Ranks(main, 1, own, arguments(own), environment=place))
+    return machines
+
+
 def free_port() -> int:
     """A port of this machine at which nobody listens."""
     with socket.socket() as listener:

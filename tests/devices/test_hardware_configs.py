@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks import Ranks, free_port
+from ranks import Ranks, two_machines
 from small_runs import difference, fit
 
 from fprnn_lightning.cli import main
@@ -45,16 +45,9 @@ def test_many_gpus_started_as_a_user_does(run: Callable[..., Path], tmp_path: Pa
 
 def test_many_nodes_as_torchrun_starts_them(run: Callable[..., Path], tmp_path: Path) -> None:
     """Two machines with one process each, which see the same folder."""
-    together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "a"}
-    together |= {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    nodes = []
-    for node in (0, 1):
-        place = {**together, "RANK": str(node), "GROUP_RANK": str(node)}
-        folder = tmp_path / str(node)
-        folder.mkdir()
-        options = ["--trainer.devices=1", f"--trainer.default_root_dir={tmp_path / 'logs'}"]
-        nodes.append(Ranks(main, 1, folder, stacked("copying", folder, "many_nodes", *options), environment=place))
-    assert [node.results() for node in nodes] == [[0], [0]]
+    options = ["--trainer.devices=1", f"--trainer.default_root_dir={tmp_path / 'logs'}"]
+    machines = two_machines(lambda own: stacked("copying", own, "many_nodes", *options), tmp_path)
+    assert [machine.results() for machine in machines] == [[0], [0]]
     (folder,) = tmp_path.glob("logs/*/*/*")
     assert difference(folder, run("copying", 1), "train/loss") < 1e-5
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from ranks import Ranks, free_port
+from ranks import Ranks, two_machines
 from small_runs import fit, table
 
 from fprnn_lightning.cli import main
@@ -16,15 +16,8 @@ def fit_in(folder: Path) -> list[str]:
 
 def start_two_machines(folder: Path, *options: tuple[str, ...]) -> list[Ranks]:
     """One process of a run on each of two machines, with a folder and options of their own."""
-    together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "a"}
-    together |= {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    nodes = []
-    for node in (0, 1):
-        place = {**together, "RANK": str(node), "GROUP_RANK": str(node)}
-        own = folder / str(node)
-        many = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.num_nodes=2", *options[node]]
-        nodes.append(Ranks(main, 1, own, [*fit_in(own), *many], environment=place))
-    return nodes
+    many = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.num_nodes=2"]
+    return two_machines(lambda own: [*fit_in(own), *many, *options[int(own.name)]], folder)
 
 
 def assert_told(nodes: list[Ranks], sentence: str) -> None:
